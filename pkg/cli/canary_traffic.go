@@ -25,8 +25,8 @@ const (
 	mostOfLimit = 1.25                   // permitted rate, as a part of the limit
 )
 
-// serve starts a TCP server in the canary's pod. It opens a socket for each address family, because Go's package net checks only once, in the
-// first namespace, whether one socket can serve both.
+// serve starts a TCP server in the canary's pod. It opens a socket for each address family, because Go's package net checks only once, in
+// the first namespace, whether one socket can serve both.
 func serve(pod *sandbox.Pod) (stop func(), err error) {
 	var listeners []net.Listener
 	err = pod.Do(func() error {

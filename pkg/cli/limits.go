@@ -223,7 +223,7 @@ func (f limitsFlags) show(ctx context.Context, host *kernel.Node, records []atta
 }
 
 func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
-	rows := [][]string{{"NETWORK", "POD", "CONTAINER", "IFNAME", "LIMIT", "ASKED", "APPLIED", "BURST", "QUEUE", "MEASURED", "DROPPED", "WAITING"}}
+	rows := [][]string{append(nameHeads(), "LIMIT", "ASKED", "APPLIED", "BURST", "QUEUE", "MEASURED", "DROPPED", "WAITING")}
 	for _, l := range list {
 		for _, d := range []struct {
 			name string

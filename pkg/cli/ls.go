@@ -235,9 +235,9 @@ func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Atta
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// printAttachments prints a table with one line for each attachment. The function more returns the cells of the columns after the addresses.
+// printAttachments prints a table with one line for each attachment. The function more returns the cells after the addresses.
 func printAttachments(w io.Writer, list []*reconcile.Attachment, columns []string, more func(*reconcile.Attachment) []string) error {
-	rows := [][]string{append([]string{"NETWORK", "POD", "CONTAINER", "IFNAME", "ADDRESSES"}, columns...)}
+	rows := [][]string{append(append(nameHeads(), "ADDRESSES"), columns...)}
 	for _, a := range list {
 		cells := append(nameCells(a.Key(), a.Pod), dash(joined(a.Addresses)))
 		for _, cell := range more(a) {
@@ -255,6 +255,9 @@ func wideCells(a *reconcile.Attachment) []string {
 	}
 	return []string{a.State, age(a.Since), host, hostPorts(a.HostPorts), limit(a.IngressRate), limit(a.EgressRate), strings.Join(a.VFs, " ")}
 }
+
+// nameHeads returns the headings of the cells that nameCells returns.
+func nameHeads() []string { return []string{"NETWORK", "POD", "CONTAINER", "IFNAME"} }
 
 // nameCells returns the first cells of a table row: the network, the pod, the container and the interface.
 func nameCells(key attachment.Key, pod string) []string {
@@ -291,7 +294,7 @@ func hostPorts(list []ports.Port) string {
 
 func limit(rate uint64) string {
 	if rate == 0 {
-		return "-"
+		return ""
 	}
 	return formatRate(rate)
 }

@@ -51,8 +51,8 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// counters contains the counters of a host interface by their names in sysfs. As in the kernel, rx and tx are the directions from the node's
-// point of view.
+// counters contains the counters of a host interface by their names in sysfs. As in the kernel, rx and tx are the directions from the
+// node's point of view.
 type counters map[string]uint64
 
 type topFlags struct {
@@ -218,11 +218,11 @@ func trafficOf(a *reconcile.Attachment, before, after counters, took time.Durati
 }
 
 func printTraffic(w io.Writer, list []traffic) error {
-	rows := [][]string{{"NETWORK", "POD", "CONTAINER", "IFNAME", "INGRESS", "LIMIT", "USED", "DROPS", "EGRESS", "LIMIT", "USED", "DROPS"}}
+	rows := [][]string{append(nameHeads(), "INGRESS", "LIMIT", "USED", "DROPS", "EGRESS", "LIMIT", "USED", "DROPS")}
 	for _, row := range list {
 		cells := nameCells(row.Key, row.Pod)
 		for _, f := range []flow{row.Ingress, row.Egress} {
-			cells = append(cells, formatRate(roundRate(f.Rate)), limit(f.Limit), f.usedPercent(), fmt.Sprint(f.Dropped))
+			cells = append(cells, formatRate(roundRate(f.Rate)), dash(limit(f.Limit)), f.usedPercent(), fmt.Sprint(f.Dropped))
 		}
 		rows = append(rows, cells)
 	}

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/pci"
@@ -77,7 +76,7 @@ func podRows(pods []topologyPod) []row {
 	for i, a := range pods {
 		rows[i] = row{link: dash(plain(a.HostInterface)), pod: plain(podName(a)), trouble: troubleOf(a), facts: []string{plain(a.IfName),
 			joined(a.Addresses), labelled("network", plain(a.Network)), labelled("hostPorts", hostPorts(a.HostPorts)),
-			rateOf("ingress", a.IngressRate), rateOf("egress", a.EgressRate), labelled("VFs", strings.Join(plainAll(a.VFs), " "))}}
+			labelled("ingress", limit(a.IngressRate)), labelled("egress", limit(a.EgressRate)), labelled("VFs", strings.Join(plainAll(a.VFs), " "))}}
 	}
 	return rows
 }
@@ -114,13 +113,6 @@ func labelled(label, value string) string {
 	return label + " " + value
 }
 
-func rateOf(label string, rate uint64) string {
-	if rate == 0 {
-		return ""
-	}
-	return label + " " + formatRate(rate)
-}
-
 // text() formats the topology as a tree of lines.
 func (t topology) text() string {
 	var b strings.Builder
@@ -149,31 +141,27 @@ func joints(last bool) (joint, deeper string) {
 	return "|- ", "|  "
 }
 
-// aligned() formats rows as lines of text. Each column has the same width in all lines. aligned() omits a column that is empty in all rows.
+// aligned formats rows as lines of text. Each column has the same width in all lines. A column that is empty in all rows is left out.
 func aligned(rows []row) []string {
-	widths := columnWidths(rows)
-	lines := make([]string, len(rows))
-	for i, r := range rows {
-		var b strings.Builder
-		for c, cell := range r.cells() {
-			if widths[c] > 0 {
-				b.WriteString(cell + strings.Repeat(" ", widths[c]-utf8.RuneCountInString(cell)+2))
-			}
-		}
-		lines[i] = strings.TrimRight(b.String(), " ")
-	}
-	return lines
-}
-
-// columnWidths returns, for each column, the number of characters in the longest cell.
-func columnWidths(rows []row) (widths []int) {
+	used := map[int]bool{}
 	for _, r := range rows {
 		for c, cell := range r.cells() {
-			if c == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[c] = max(widths[c], utf8.RuneCountInString(cell))
+			used[c] = used[c] || cell != ""
 		}
 	}
-	return widths
+	table := make([][]string, len(rows))
+	for i, r := range rows {
+		for c, cell := range r.cells() {
+			if used[c] {
+				table[i] = append(table[i], cell)
+			}
+		}
+	}
+	var b strings.Builder
+	_ = printTable(&b, table) // a builder returns no error
+	lines := strings.Split(b.String(), "\n")[:len(rows)]
+	for i, line := range lines {
+		lines[i] = strings.TrimRight(line, " ")
+	}
+	return lines
 }
