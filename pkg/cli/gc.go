@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -109,10 +108,8 @@ func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachmen
 			continue
 		}
 		planned[a.Network] = true
-		n := reconcile.Network{Name: a.Network}
-		if i := slices.IndexFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network }); i >= 0 {
-			n = networks[i]
-		} else {
+		n, ok := reconcile.Named(networks, a.Network)
+		if !ok {
 			c.Notes = append(c.Notes, fmt.Sprintf("network %s has no configuration in %s: it is cleaned up from its records", a.Network, f.ConfDir))
 		}
 		plan := reconcile.NewPlan(n, list, f.BinDir)

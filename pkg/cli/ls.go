@@ -222,8 +222,8 @@ func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
 
 // checkNetwork returns an error if no configuration, record or lease contains the network in the flag --network.
 func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.Attachment) error {
-	if f.network == "" || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == f.network }) ||
-		slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {
+	_, ok := reconcile.Named(networks, f.network)
+	if ok || f.network == "" || slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {
 		return nil
 	}
 	return fmt.Errorf("--network %s: no configuration in %s, no record and no lease names this network", f.network, f.ConfDir)

@@ -54,17 +54,27 @@ func Networks(dir string) (networks []Network, notes []string, err error) {
 			continue
 		}
 		n, err := readNetwork(filepath.Join(dir, e.Name()))
-		same := slices.IndexFunc(networks, func(other Network) bool { return other.Name == n.Name })
+		same, taken := Named(networks, n.Name)
 		switch {
 		case err != nil:
 			notes = append(notes, err.Error())
-		case same >= 0:
-			notes = append(notes, fmt.Sprintf("%s: network %s is in %s already", n.File, n.Name, networks[same].File))
+		case taken:
+			notes = append(notes, fmt.Sprintf("%s: network %s is in %s already", n.File, n.Name, same.File))
 		default:
 			networks = append(networks, n)
 		}
 	}
 	return networks, notes, nil
+}
+
+// Named returns the network with the given name. Without such a network, it returns one that has only this name, and false.
+func Named(networks []Network, name string) (Network, bool) {
+	for _, n := range networks {
+		if n.Name == name {
+			return n, true
+		}
+	}
+	return Network{Name: name}, false
 }
 
 func readNetwork(path string) (n Network, err error) {

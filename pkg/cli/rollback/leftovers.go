@@ -5,7 +5,6 @@ package rollback
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -31,7 +30,7 @@ func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	l := leftovers{host: host, say: say}
 	for _, n := range networks {
 		l.note(l.delBridge(n, others))
-		if slices.ContainsFunc(others, func(o reconcile.Network) bool { return o.Name == n.Name }) {
+		if _, ok := reconcile.Named(others, n.Name); ok {
 			l.note(hostlocal.RemoveIndex(n.Name, n.DataDir())) // it continues the leases
 			continue
 		}

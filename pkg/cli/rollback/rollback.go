@@ -125,22 +125,11 @@ func readAll() (all []networkRecords, err error) {
 // configuration file cannot be read, checkReadable returns an error.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
-		if len(r.found)+len(r.unreadable) > 0 && j.configurationOf(r.network).Name == "" && len(j.Damaged) > 0 {
+		if _, ok := reconcile.Named(j.Networks, r.network); !ok && len(r.found)+len(r.unreadable) > 0 && len(j.Damaged) > 0 {
 			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", r.network, j.ConfDir, strings.Join(j.Damaged, "; "))
 		}
 	}
 	return nil
-}
-
-// configurationOf returns the configuration of a network. If the network has no configuration, configurationOf returns an empty
-// configuration. With an empty configuration, each conversion step that needs the configuration fails.
-func (j *job) configurationOf(network string) reconcile.Network {
-	for _, n := range j.Networks {
-		if n.Name == network {
-			return n
-		}
-	}
-	return reconcile.Network{}
 }
 
 // remedyHint is the hint for an administrator about an unreadable record. DEL works without the record, because DEL computes the names of
@@ -152,7 +141,7 @@ func (j *job) network(r networkRecords) {
 		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedyHint, r.network, d.Path(), d.Reason.Error())
 		j.failed++
 	}
-	conf := j.configurationOf(r.network)
+	conf, _ := reconcile.Named(j.Networks, r.network) // without a configuration, each step that needs it fails
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
 	for _, p := range conf.Plugins {
 		if kind := plugin.Kind(p.Type); kind != p.Type {
