@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -41,16 +42,12 @@ func thisBuild() build {
 
 // revision() returns the source revision that the Go tool stored in the binary.
 func revision(info *debug.BuildInfo) string {
-	found, modified := "unknown", false
+	settings := map[string]string{}
 	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			found = s.Value
-		case "vcs.modified":
-			modified = s.Value == "true"
-		}
+		settings[s.Key] = s.Value
 	}
-	if modified {
+	found := cmp.Or(settings["vcs.revision"], "unknown")
+	if settings["vcs.modified"] == "true" {
 		found += " (modified)"
 	}
 	return found
