@@ -22,7 +22,7 @@ const module = "github.com/podlace/podlace/"
 // Packages of the same layer may not import each other.
 func packageLayers() [][]string {
 	return [][]string{
-		{"pkg/fault", "pkg/ports"},
+		{"pkg/fault", "pkg/ports", "pkg/strict"},
 		{"pkg/plugin"},
 		{"pkg/vfconfig"},
 		{"pkg/child"},

@@ -83,7 +83,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	}
 	for key, value := range map[string]*json.RawMessage{"shapedSubnets": raw.ShapedSubnets, "unshapedSubnets": raw.UnshapedSubnets} {
 		if value != nil {
-			return Config{}, plugin.WithHint(plugin.Errorf(plugin.CodeUnsupported, "%s %s: limits hold for all destinations", key, *value),
+			return Config{}, plugin.WithHint(plugin.WithKey(key, plugin.Errorf(plugin.CodeUnsupported, "%s %s: limits hold for all destinations", key, *value)),
 				"the key existed in versions 1.5.0 and 1.5.1 of the reference plugin only; remove it")
 		}
 	}
@@ -151,16 +151,16 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 	rate, burst := l.Rate, l.Burst
 	switch {
 	case rate == 0 && burst > 0 && static:
-		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: if burst is set, rate must also be set", direction, burst)
+		return Limit{}, plugin.KeyErrorf(direction+"Burst", "%sBurst %d: if burst is set, rate must also be set", direction, burst)
 	case static && (rate < minRate || rate > maxRate) && rate != 0:
-		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
+		return Limit{}, plugin.KeyErrorf(direction+"Rate", "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate > 0 && burst == 0 && static:
-		return Limit{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%sRate %d: if rate is set, burst must also be set", direction, rate),
+		return Limit{}, plugin.WithHint(plugin.KeyErrorf(direction+"Rate", "%sRate %d: if rate is set, burst must also be set", direction, rate),
 			"a runtime's limit with this rate would get burst %d", Limit{Rate: rate}.bucket(1500, defaultLatency, false).Burst*8)
 	case rate == 0:
 		return Limit{}, nil // runtimes send their burst with or without a rate
 	case static && burst/8 > maxBytes:
-		return Limit{}, plugin.Errorf(plugin.CodeConfig, "%sBurst %d: want less than %d bits", direction, burst, uint64(maxBytes+1)*8)
+		return Limit{}, plugin.KeyErrorf(direction+"Burst", "%sBurst %d: want less than %d bits", direction, burst, uint64(maxBytes+1)*8)
 	}
 	if l.Rate = min(max(rate, minRate), maxRate); l.Rate != rate {
 		r.Log.Warn("rate is out of bounds and was clamped", "direction", direction, "asked", rate, "applied", l.Rate)
@@ -192,7 +192,7 @@ func parseLatency(text string) (time.Duration, error) {
 	}
 	latency, err := time.ParseDuration(text)
 	if err != nil || latency < minLatency || latency > maxLatency {
-		return 0, plugin.Errorf(plugin.CodeConfig, "latency %.40q: want a time with its unit, such as 10ms, between %s and %s", text, minLatency,
+		return 0, plugin.KeyErrorf("latency", "latency %.40q: want a time with its unit, such as 10ms, between %s and %s", text, minLatency,
 			maxLatency)
 	}
 	return latency, nil
@@ -205,7 +205,7 @@ func number(key string, raw *json.RawMessage) (uint64, error) {
 	}
 	v, ok := new(big.Int).SetString(string(*raw), 10)
 	if !ok || !v.IsUint64() {
-		return 0, plugin.Errorf(plugin.CodeConfig, "%s %.40s: want a whole number of bits, not negative, below 2^64", key, string(*raw))
+		return 0, plugin.KeyErrorf(key, "%s %.40s: want a whole number of bits, not negative, below 2^64", key, string(*raw))
 	}
 	return v.Uint64(), nil
 }

@@ -65,7 +65,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"bandwidth":true}}`:              "[]",
-		`{"capabilities":{"bandwidth":true},"latencyx":1}`: "[latencyx: unknown key is ignored; the nearest known key is latency]",
+		`{"capabilities":{"bandwidth":true},"latencyx":1}`: "[latencyx: unknown key is ignored; did you mean latency?]",
 		`{}`: `[capabilities: without {"bandwidth": true} the runtime passes no bandwidth, so no pod is limited]`,
 	} {
 		if got := fmt.Sprint(Findings([]byte(config))); got != want {

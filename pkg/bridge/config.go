@@ -107,40 +107,40 @@ func parseIPAM(c *Config, raw rawConfig, r *plugin.Request) error {
 	c.IPAM = ipam.Type(raw.IPAM)
 	var keys map[string]json.RawMessage
 	if len(raw.IPAM) > 0 && json.Unmarshal(raw.IPAM, &keys) != nil {
-		return plugin.Errorf(plugin.CodeDecode, "ipam %.100s: want an object", raw.IPAM)
+		return plugin.WithKey("ipam", plugin.Errorf(plugin.CodeDecode, "ipam %.100s: want an object", raw.IPAM))
 	}
 	if c.IPAM == "" && len(keys) > 0 {
-		return plugin.Errorf(plugin.CodeConfig, "ipam: has no type, such as host-local")
+		return plugin.KeyErrorf("ipam", "ipam: has no type, such as host-local")
 	}
 	if c.IPAM == "" {
 		if r.CNIVersion == "0.1.0" || r.CNIVersion == "0.2.0" {
-			return plugin.Errorf(plugin.CodeConfig, "ipam: cniVersion %s cannot express a pod without an address", r.CNIVersion)
+			return plugin.KeyErrorf("ipam", "ipam: cniVersion %s cannot express a pod without an address", r.CNIVersion)
 		}
 		return nil
 	}
 	if c.LeaveDown {
-		return plugin.Errorf(plugin.CodeConfig, "disableContainerInterface: cannot be used with ipam, an interface that is down has no addresses")
+		return plugin.KeyErrorf("disableContainerInterface", "disableContainerInterface: cannot be used with ipam, an interface that is down has no addresses")
 	}
 	return ipam.ValidType(c.IPAM)
 }
 
 func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if c.AutoMTU = string(raw.MTU) == `"auto"`; !c.AutoMTU && len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &c.MTU) != nil {
-		return plugin.Errorf(plugin.CodeDecode, `mtu %.100s: want a number of bytes, or "auto"`, raw.MTU)
+		return plugin.WithKey("mtu", plugin.Errorf(plugin.CodeDecode, `mtu %.100s: want a number of bytes, or "auto"`, raw.MTU))
 	}
 	// The bounds of the MTU are ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h) of the kernel.
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
-		return plugin.Errorf(plugin.CodeConfig, "mtu %d: want 68-65535", c.MTU)
+		return plugin.KeyErrorf("mtu", "mtu %d: want 68-65535", c.MTU)
 	}
 	if c.AntiSpoof && c.IPAM == "" {
-		return plugin.Errorf(plugin.CodeConfig, "antiSpoof: needs ipam, whose addresses are those that the pod may use; "+
+		return plugin.KeyErrorf("antiSpoof", "antiSpoof: needs ipam, whose addresses are those that the pod may use; "+
 			"without it there is macspoofchk")
 	}
 	if c.Hairpin && c.Promisc {
-		return plugin.Errorf(plugin.CodeConfig, "hairpinMode and promiscMode exclude each other: pods would get frames twice")
+		return plugin.KeyErrorf("hairpinMode", "hairpinMode and promiscMode exclude each other: pods would get frames twice")
 	}
 	if err := plugin.ValidIfName(c.Bridge); err != nil {
-		return plugin.Errorf(plugin.CodeConfig, "bridge %q: %w", c.Bridge, err)
+		return plugin.KeyErrorf("bridge", "bridge %q: %w", c.Bridge, err)
 	}
 	return nil
 }
@@ -174,7 +174,7 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 		m.Backend = *raw.IPMasqBackend
 	}
 	if m.Backend != "nftables" && m.Backend != "iptables" {
-		return plugin.Errorf(plugin.CodeConfig, "ipMasqBackend %q: want nftables or iptables", m.Backend)
+		return plugin.KeyErrorf("ipMasqBackend", "ipMasqBackend %q: want nftables or iptables", m.Backend)
 	}
 	if raw.IPMasq == nil {
 		return nil
@@ -186,7 +186,7 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 		}
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
-			return plugin.Errorf(plugin.CodeConfig, "ipMasq.nonMasqueradeCIDRs %q: want a subnet such as 10.0.0.0/8, or %s", text, useClusterCIDR)
+			return plugin.KeyErrorf("ipMasq.nonMasqueradeCIDRs", "ipMasq.nonMasqueradeCIDRs %q: want a subnet such as 10.0.0.0/8, or %s", text, useClusterCIDR)
 		}
 		m.Except = append(m.Except, p)
 	}
@@ -209,7 +209,7 @@ func parseMAC(c *Config, raw rawConfig, r *plugin.Request) error {
 		}
 		mac, err := net.ParseMAC(s)
 		if err != nil || len(mac) != 6 || mac[0]&1 != 0 || mac.String() == "00:00:00:00:00:00" {
-			return plugin.Errorf(plugin.CodeConfig, "mac %q: want a unicast Ethernet address", s)
+			return plugin.KeyErrorf("mac", "mac %q: want a unicast Ethernet address", s)
 		}
 		c.MAC = mac
 		return nil

@@ -82,7 +82,7 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 // another program, so logFindings never treats the bridge as new. Without IPAM, a note file prevents repeated logs.
 func (j *job) logFindings(l layer3) {
 	if j.cfg.IPAM == "" {
-		attachment.LogOnce(j.r, append(plugin.DuplicateKeys(j.r.Config), unloggedFindings(j.r.Config, nil, nil)...))
+		attachment.LogOnce(j.r, unloggedFindings(j.r.Config, nil, nil))
 		return
 	}
 	if !j.fresh {
@@ -96,5 +96,5 @@ func (j *job) logFindings(l layer3) {
 	for _, a := range l.Addresses {
 		pods = append(pods, a.Masked())
 	}
-	j.r.LogFindings(append(plugin.DuplicateKeys(j.r.Config), unloggedFindings(j.r.Config, pods, node)...))
+	j.r.LogFindings(unloggedFindings(j.r.Config, pods, node))
 }

@@ -28,7 +28,7 @@ type vlanRange struct {
 
 func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if raw.Vlan < 0 || raw.Vlan > 4094 {
-		return plugin.Errorf(plugin.CodeConfig, "vlan %d: want 0-4094", raw.Vlan)
+		return plugin.KeyErrorf("vlan", "vlan %d: want 0-4094", raw.Vlan)
 	}
 	v := VLANs{ID: uint16(raw.Vlan), KeepDefault: raw.PreserveDefaultVlan}
 	entry := map[int]int{} // entry of each VLAN ID
@@ -40,7 +40,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 		for _, r := range ranges {
 			for id := r[0]; id <= r[1]; id++ {
 				if other, twice := entry[id]; twice {
-					return plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d]: VLAN %d is in vlanTrunk[%d] already", i, id, other)
+					return plugin.KeyErrorf("vlanTrunk", "vlanTrunk[%d]: VLAN %d is in vlanTrunk[%d] already", i, id, other)
 				}
 				entry[id] = i
 				v.Trunk = append(v.Trunk, uint16(id))
@@ -48,11 +48,11 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 		}
 	}
 	if at, both := entry[raw.Vlan]; both {
-		return plugin.Errorf(plugin.CodeConfig, "vlan %d is in vlanTrunk[%d] as well: a pod gets a VLAN either without tags or with",
+		return plugin.KeyErrorf("vlan", "vlan %d is in vlanTrunk[%d] as well: a pod gets a VLAN either without tags or with",
 			raw.Vlan, at)
 	}
 	if c.AntiSpoof && len(v.Trunk) > 0 {
-		return plugin.Errorf(plugin.CodeConfig, "antiSpoof and vlanTrunk exclude each other: antiSpoof drops tagged frames; "+
+		return plugin.KeyErrorf("antiSpoof", "antiSpoof and vlanTrunk exclude each other: antiSpoof drops tagged frames; "+
 			"use macspoofchk with vlanTrunk")
 	}
 	c.VLANs = v
@@ -67,11 +67,11 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
-			return nil, plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d] %d: want 1-4094", at, *id)
+			return nil, plugin.KeyErrorf("vlanTrunk", "vlanTrunk[%d] %d: want 1-4094", at, *id)
 		}
 	}
 	if (t.MinID == nil) != (t.MaxID == nil) || t.MinID != nil && *t.MinID > *t.MaxID || t.ID == nil && t.MinID == nil {
-		return nil, plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d]: want id, or minID and maxID with minID <= maxID", at)
+		return nil, plugin.KeyErrorf("vlanTrunk", "vlanTrunk[%d]: want id, or minID and maxID with minID <= maxID", at)
 	}
 	if t.ID != nil {
 		out = append(out, [2]int{*t.ID, *t.ID})

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // publishedAttributes returns the attributes of a VF in a ResourceSlice, and their types.
@@ -188,7 +188,7 @@ func unknownAttribute(a attribute) string {
 	slices.Sort(names)
 	switch {
 	case a.domain == claim.Driver:
-		if near := plugin.Nearest(a.name, names); near != "" {
+		if near := strict.Nearest(a.name, names); near != "" {
 			return fmt.Sprintf("no VF has this attribute; did you mean %s/%s?", claim.Driver, near)
 		}
 		return fmt.Sprintf("no VF has this attribute; attributes of %s: %s", claim.Driver, strings.Join(names, ", "))

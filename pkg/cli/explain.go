@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 const explainHelp = `Explain a configuration key, an error code, or a code of validate and doctor, from
@@ -84,7 +85,7 @@ func explain(w io.Writer, name string) error {
 	for _, e := range all {
 		names = append(names, e.names...)
 	}
-	if near := plugin.Nearest(name, names); near != "" {
+	if near := strict.Nearest(name, names); near != "" {
 		return fmt.Errorf("there is no key or code %q: did you mean %s?", name, near)
 	}
 	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)

@@ -8,7 +8,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // apiKeys contains the keys of an object in the API resource.k8s.io/v1. If the value of a key is nil, the keys below it are not checked.
@@ -59,7 +59,7 @@ func (c *checker) walkKeys(m manifest, path string, value any, known, all apiKey
 				continue
 			}
 			place := all.find("spec", key)
-			near := plugin.Nearest(key, slices.Sorted(maps.Keys(known)))
+			near := strict.Nearest(key, slices.Sorted(maps.Keys(known)))
 			switch {
 			case near != "":
 				c.fail("%s: %s.%s: no such key; did you mean %s?", m, path, key, near)

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
-	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 const sriovCheckClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and pod
@@ -216,7 +216,7 @@ func (c *checker) unknownClass(where, name string, withSettings bool) {
 			labels = append(labels, first)
 		}
 	}
-	switch near := plugin.Nearest(label, labels); {
+	switch near := strict.Nearest(label, labels); {
 	case near != "":
 		c.fail("%s: class %q is not known; did you mean %s? Otherwise give its file with --class", where, name, strings.TrimSuffix(near+"."+suffix, "."))
 	case withSettings:

@@ -114,7 +114,7 @@ func TestCheckClaimRefused(t *testing.T) {
 	const at = "m.yaml: ResourceClaim shop/c: spec.devices."
 	for _, c := range []struct{ name, manifest, says string }{
 		{"unknown key", claimOf(oneVF + "    config:\n" + parameters("", "vlann: 1")),
-			at + "config[0].opaque.parameters.vlann: 1: no such key; did you mean vlan?"},
+			at + "config[0].opaque.parameters.vlann: unknown key; did you mean vlan?"},
 		{"wrong type", claimOf(oneVF + "    config:\n" + parameters("", "vlan: many")), at + `config[0].opaque.parameters.vlan: "many": want a number`},
 		{"not allowed", claimOf(oneVF + "    config:\n" + parameters("vf", "trust: \"off\"")),
 			at + `config[0].opaque.parameters.trust "off": claims may not set it; they may set: `},

@@ -199,7 +199,7 @@ func TestSRIOVUnserved(t *testing.T) {
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/vdpa")
 	if status != 0 || !strings.Contains(stdout,
 		"0000:15:02.1: not offered: example.com/vdpa in line 2 matches it but is not served: unsupported: vdpaType") ||
-		!strings.Contains(stderr, "config.json:1: resourceList[0].deviceType: unsupported: accelerator; want netDevice: resource example.com/fpga is not served") {
+		!strings.Contains(stderr, "config.json:1:44: resourceList[0].deviceType: unsupported: accelerator; want netDevice: resource example.com/fpga is not served") {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
 	}
 	if status, _, stderr := runSRIOV(t, flags, "explain", "example.com/fpga"); status != exitFailed ||

@@ -154,10 +154,10 @@ func wrap(name string, err error) error {
 // folders in CNI_PATH, and Podlace's other plugins, which assign no addresses.
 func ValidType(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want the name of a plugin in CNI_PATH", name)
+		return plugin.KeyErrorf("ipam.type", "ipam type %q: want the name of a plugin in CNI_PATH", name)
 	}
 	if kind := plugin.Kind(name); kind != "host-local" && slices.Contains(plugin.Kinds(), kind) {
-		return plugin.Errorf(plugin.CodeConfig, "ipam type %q: want an IPAM plugin, such as host-local", name)
+		return plugin.KeyErrorf("ipam.type", "ipam type %q: want an IPAM plugin, such as host-local", name)
 	}
 	return nil
 }

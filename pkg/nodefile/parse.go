@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // Parse parses node.json. Parse ignores unknown keys, because a newer podlace-node may write them.
@@ -18,25 +20,25 @@ func Parse(data []byte) (node Node, err error) {
 		MTU          json.RawMessage `json:"mtu"`
 	}
 	if json.Unmarshal(data, &raw) != nil || len(raw.PodCIDRs) == 0 {
-		return Node{}, errors.New(`want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with at least one CIDR`)
+		return Node{}, plugin.KeyErrorf("podCIDRs", `want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with at least one CIDR`)
 	}
 	if node.PodCIDRs, err = parseCIDRs("podCIDRs", raw.PodCIDRs); err != nil {
 		return Node{}, err
 	}
 	var cluster []string
 	if len(raw.ClusterCIDRs) > 0 && json.Unmarshal(raw.ClusterCIDRs, &cluster) != nil {
-		return Node{}, errors.New(`clusterCIDRs: want a list such as ["10.58.0.0/16"]`)
+		return Node{}, plugin.KeyErrorf("clusterCIDRs", `clusterCIDRs: want a list such as ["10.58.0.0/16"]`)
 	}
 	if node.ClusterCIDRs, err = parseCIDRs("clusterCIDRs", cluster); err != nil {
 		return Node{}, err
 	}
 	for _, c := range node.ClusterCIDRs {
 		if c != c.Masked() || c.Addr().Is4In6() {
-			return Node{}, fmt.Errorf("clusterCIDRs: %s: want a subnet such as 10.58.0.0/16", c)
+			return Node{}, plugin.KeyErrorf("clusterCIDRs", "clusterCIDRs: %s: want a subnet such as 10.58.0.0/16", c)
 		}
 	}
 	if len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &node.MTU) != nil || node.MTU != 0 && (node.MTU < minMTU || node.MTU > maxMTU) {
-		return Node{}, fmt.Errorf("mtu %.100s: want a number of bytes, %d to %d", raw.MTU, minMTU, maxMTU)
+		return Node{}, plugin.KeyErrorf("mtu", "mtu %.100s: want a number of bytes, %d to %d", raw.MTU, minMTU, maxMTU)
 	}
 	return node, nil
 }
@@ -45,7 +47,7 @@ func parseCIDRs(key string, texts []string) (cidrs []netip.Prefix, err error) {
 	for _, s := range texts {
 		cidr, err := netip.ParsePrefix(s)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %q is no CIDR", key, s)
+			return nil, plugin.KeyErrorf(key, "%s: %q is no CIDR", key, s)
 		}
 		cidrs = append(cidrs, cidr)
 	}

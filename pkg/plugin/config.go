@@ -25,13 +25,13 @@ type envelope struct {
 // correct cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
-	decodeErr := decode(data, &env)
+	decodeErr := Decode(data, &env)
 	if decodeErr != nil && r.Verb == "DEL" {
 		// From the configuration, DEL needs only the name of the network.
 		var lenient struct {
 			Name string `json:"name"`
 		}
-		if decode(data, &lenient) == nil && lenient.Name != "" {
+		if Decode(data, &lenient) == nil && lenient.Name != "" {
 			env, decodeErr = envelope{Name: lenient.Name}, nil
 		}
 	}

@@ -8,32 +8,6 @@ import (
 	"testing"
 )
 
-func TestNearest(t *testing.T) {
-	words := []string{"isGateway", "isDefaultGateway", "ipMasq", "ipMasqBackend", "mtu", "vlan"}
-	for key, want := range map[string]string{
-		"isGatway": "isGateway", "ISGATEWAY": "isGateway", "ipMask": "ipMasq", "ipmasqbackend": "ipMasqBackend", "mtuu": "mtu", "mut": "",
-		"vlanId": "vlan", "somethingElse": "", "": "", "x": "",
-	} {
-		if got := Nearest(key, words); got != want {
-			t.Errorf("%q: got %q, want %q", key, got, want)
-		}
-	}
-	if got := Nearest("a", nil); got != "" {
-		t.Errorf("of no words: %q", got)
-	}
-}
-
-func TestDistance(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"ab", "ba", 2}} {
-		if got := editDistance(c.a, c.b); got != c.want || editDistance(c.b, c.a) != c.want {
-			t.Errorf("%q and %q: %d, want %d", c.a, c.b, got, c.want)
-		}
-	}
-}
-
 type embedded struct {
 	Rate int `json:"rate"`
 }
@@ -74,8 +48,8 @@ func TestUnknownKeys(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"bridge":"a","rate":1,"BRIDGE":"b","type":"x","dns":{"x":1},"cni.dev/x":1,"prevResult":{"x":1},"runtimeConfig":{"x":1}}`: "",
 		`{"args":{"cni":{"labels":[]},"x":1}}`: "",
-		`{"bridg":"a"}`:                        `unknown key is ignored; the nearest known key is bridge" key="\"bridg\""`,
-		`{"ipam":{"subnett":"x"}}`:             `unknown key is ignored; the nearest known key is subnet" key="\"ipam.subnett\""`,
+		`{"bridg":"a"}`:                        `unknown key is ignored; did you mean bridge?" key="\"bridg\""`,
+		`{"ipam":{"subnett":"x"}}`:             `unknown key is ignored; did you mean subnet?" key="\"ipam.subnett\""`,
 		`{"Hidden":"x"}`:                       `unknown key is ignored" key="\"Hidden\""`,
 		"{\"a\\nb\u202e\":1}":                  `unknown key is ignored" key="\"a\\nb\\u202e\""`,
 	} {

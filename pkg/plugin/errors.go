@@ -34,10 +34,11 @@ const (
 	CodeInternal      uint = 999 // a defect in the plugin
 )
 
-// Error is an error with a CNI error code for the runtime and an optional hint for the administrator.
+// Error is an error with a CNI error code for the runtime, and optionally a hint for the administrator and the key of a wrong value.
 type Error struct {
 	Code uint
 	Hint string
+	Key  string
 	Err  error
 }
 
@@ -65,6 +66,30 @@ func WithHint(err error, format string, args ...any) error {
 		return nil
 	}
 	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
+}
+
+// WithKey adds to an error the configuration key that it is about. The text and the code of the error stay the same.
+func WithKey(key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Code: Code(err), Key: key, Err: err}
+}
+
+// KeyErrorf returns an error with CodeConfig about the value of a key.
+func KeyErrorf(key, format string, args ...any) error {
+	return &Error{Code: CodeConfig, Key: key, Err: fmt.Errorf(format, args...)}
+}
+
+// KeyOf returns the path of the key that an error is about, or "". The key of an inner error stands below that of the outer error.
+func KeyOf(err error) string {
+	var path []string
+	for e := (*Error)(nil); errors.As(err, &e); err = e.Err {
+		if e.Key != "" {
+			path = append(path, e.Key)
+		}
+	}
+	return strings.Join(path, ".")
 }
 
 // Code returns the CNI error code of an error. If err wraps several values of type Error, Code returns the code of the outermost value. If

@@ -18,13 +18,14 @@ func describeDecodeError(err error, t reflect.Type) error {
 	if !errors.As(err, &wrong) {
 		return err
 	}
-	key, declared := resolvePath(wrong.Field, t)
+	path, declared := resolvePath(wrong.Field, t)
+	key := path
 	if key == "" {
 		key = "the value"
 	} else if declared != nil && declared != wrong.Type {
 		key = "an entry of " + key
 	}
-	return fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type))
+	return WithKey(path, fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type)))
 }
 
 // resolvePath follows the dotted path in a decode error, starting from the Go type t. resolvePath returns the path of keys in the document.
@@ -90,6 +91,9 @@ func wantedKind(t reflect.Type) string {
 }
 
 func entries(t reflect.Type) string {
+	if t == reflect.TypeFor[json.RawMessage]() {
+		return "values"
+	}
 	switch t.Kind() {
 	case reflect.String:
 		return "strings"

@@ -3,15 +3,14 @@
 package plugin
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // Finding describes a setting that is valid but probably does not have the intended effect.
@@ -88,86 +87,12 @@ func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 		}
 		slices.Sort(known)
 		text := "unknown key is ignored"
-		if nearest := Nearest(key, known); nearest != "" {
-			text += "; the nearest known key is " + nearest
+		if nearest := strict.Nearest(key, known); nearest != "" {
+			text += "; did you mean " + nearest + "?"
 		}
 		found = append(found, Finding{path + key, text, UnknownKey})
 	}
 	return found
-}
-
-// DuplicateKeys returns a finding for each repeated key in a JSON object.
-func DuplicateKeys(data []byte) (found []Finding) {
-	if !json.Valid(data) { // also limits the nesting depth for the walk
-		return nil
-	}
-	walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, repeated bool, _ int) {
-		if repeated {
-			found = append(found, Finding{path, "the object has this key twice, and only the last value counts", DuplicateKey})
-		}
-	})
-	return found
-}
-
-// Place is a position in a text. Line and Column start at 1. Column is a number of characters, not of bytes.
-type Place struct{ Line, Column int }
-
-// PlaceAt returns the line and column of the byte at an offset.
-func PlaceAt(text []byte, offset int) Place {
-	before := text[:max(0, min(offset, len(text)))]
-	start := 1 + bytes.LastIndexByte(before, '\n')
-	return Place{1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])}
-}
-
-// KeyPlaces returns the line and column of each key and each list entry in a JSON text. The keys of the returned map are paths such as
-// plugins[1].snat.
-func KeyPlaces(data []byte) map[string]Place {
-	places := map[string]Place{}
-	at, read := Place{1, 1}, 0
-	if json.Valid(data) {
-		walkKeys(json.NewDecoder(bytes.NewReader(data)), "", func(path string, _ bool, after int) {
-			next := len(data) - len(bytes.TrimLeft(data[after:], ", \t\r\n"))
-			at, read = at.after(data[read:next]), next // counting from the beginning would take quadratic time
-			places[path] = at
-		})
-	}
-	return places
-}
-
-// The function after() returns the place directly after the given text, if this text begins at the place p.
-func (p Place) after(text []byte) Place {
-	end := PlaceAt(text, len(text))
-	if end.Line == 1 {
-		return Place{p.Line, p.Column + end.Column - 1}
-	}
-	return Place{p.Line + end.Line - 1, end.Column}
-}
-
-// walkKeys reads one JSON value and calls the function visit() for each key of an object and each item of an array. The last argument of
-// visit() is an offset in the text, shortly before the key or item. Between this offset and the key or item, only white space and a comma
-// may occur.
-func walkKeys(dec *json.Decoder, path string, visit func(path string, repeated bool, after int)) {
-	token, err := dec.Token()
-	if err != nil {
-		return
-	}
-	seen := map[string]bool{}
-	for i := 0; (token == json.Delim('{') || token == json.Delim('[')) && dec.More(); i++ {
-		inner, repeated, after := path+"["+strconv.Itoa(i)+"]", false, int(dec.InputOffset())
-		if token == json.Delim('{') {
-			name, _ := dec.Token()
-			key, _ := name.(string)
-			if inner = key; path != "" {
-				inner = path + "." + key
-			}
-			repeated, seen[key] = seen[key], true
-		}
-		visit(inner, repeated, after)
-		walkKeys(dec, inner, visit)
-	}
-	if token == json.Delim('{') || token == json.Delim('[') {
-		_, _ = dec.Token() // the closing delimiter
-	}
 }
 
 // knownCapabilities contains the capabilities of CONVENTIONS.md, containerd and CRI-O.
@@ -185,7 +110,7 @@ func Capabilities(config []byte, needed, loss string) (found []Finding) {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Capabilities)) {
-		if nearest := Nearest(name, knownCapabilities); !slices.Contains(knownCapabilities, name) && nearest != "" {
+		if nearest := strict.Nearest(name, knownCapabilities); !slices.Contains(knownCapabilities, name) && nearest != "" {
 			text := "no known runtime has a capability of this name; the nearest is " + nearest
 			found = append(found, Finding{"capabilities." + name, text, UnknownCapability})
 		}

@@ -40,10 +40,10 @@ func levelOf(name string) (slog.Level, bool) {
 // check() returns an error if logLevel or logFile has an invalid value.
 func (l logConfig) check() error {
 	if _, ok := levelOf(l.LogLevel); !ok {
-		return Errorf(CodeConfig, "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
+		return KeyErrorf("logLevel", "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
 	}
 	if l.LogFile != "" && l.LogFile != toJournal && !filepath.IsAbs(l.LogFile) {
-		return Errorf(CodeConfig, "logFile %s: want an absolute path, or journal", quote(l.LogFile))
+		return KeyErrorf("logFile", "logFile %s: want an absolute path, or journal", quote(l.LogFile))
 	}
 	return nil
 }
@@ -51,7 +51,7 @@ func (l logConfig) check() error {
 // CheckLogging returns an error if logLevel or logFile in a plugin's configuration is invalid.
 func CheckLogging(config []byte) error {
 	var l logConfig
-	if err := decode(config, &l); err != nil {
+	if err := Decode(config, &l); err != nil {
 		return err
 	}
 	return l.check()
@@ -63,7 +63,7 @@ func CheckLogging(config []byte) error {
 func (r *Request) openLog() error {
 	r.Log = r.logger()
 	var to logConfig
-	err := decode(r.Config, &to) // on an error it still reads the other key
+	err := Decode(r.Config, &to) // on an error it still reads the other key
 	if err == nil {
 		err = to.check()
 	}

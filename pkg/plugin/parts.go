@@ -56,12 +56,12 @@ func Runs(name, kind string) bool {
 // plugins have. Even with an error, Split returns what it could read: DEL and GC need only the network's name.
 func Split(config []byte) ([]Part, error) {
 	var keys map[string]json.RawMessage
-	err := decode(config, &keys)
+	err := Decode(config, &keys)
 	shared := maps.Clone(keys)
 	maps.DeleteFunc(shared, func(key string, _ json.RawMessage) bool { return !isShared(key) })
 	var capabilities map[string]json.RawMessage
 	if raw := keys["capabilities"]; raw != nil && json.Unmarshal(raw, &capabilities) != nil {
-		err = errors.Join(err, Errorf(CodeDecode, "network configuration: capabilities: want an object"))
+		err = errors.Join(err, WithKey("capabilities", Errorf(CodeDecode, "network configuration: capabilities: want an object")))
 	}
 	parts := make([]Part, 1, 1+len(sections))
 	for _, s := range sections {
@@ -98,11 +98,11 @@ func (s section) keys(raw json.RawMessage) (map[string]json.RawMessage, error) {
 		return keys, nil
 	}
 	if err := json.Unmarshal(raw, &keys); err != nil || keys == nil {
-		return map[string]json.RawMessage{}, Errorf(CodeDecode, "network configuration: %s: want an object with the keys of the plugin %[1]s", s.name)
+		return map[string]json.RawMessage{}, WithKey(s.name, Errorf(CodeDecode, "network configuration: %s: want an object with the keys of the plugin %[1]s", s.name))
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		if isShared(key) || slices.Contains(commonKeys, key) {
-			return keys, Errorf(CodeConfig, "%s.%s: this key belongs to the whole entry: move it out of %[1]s", s.name, key)
+			return keys, KeyErrorf(s.name+"."+key, "%s.%s: this key belongs to the whole entry: move it out of %[1]s", s.name, key)
 		}
 	}
 	return keys, nil

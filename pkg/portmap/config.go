@@ -94,10 +94,10 @@ func parseBackend(c *Config, raw rawConfig) error {
 		c.Backend, c.Unset = "nftables", true
 	}
 	if c.Backend != "nftables" && c.Backend != "iptables" {
-		return plugin.Errorf(plugin.CodeConfig, "backend %+.80q: want nftables or iptables", c.Backend)
+		return plugin.KeyErrorf("backend", "backend %+.80q: want nftables or iptables", c.Backend)
 	}
 	if c.Backend == "nftables" && len(only) > 0 {
-		return plugin.Errorf(plugin.CodeConfig, "backend nftables was requested, but configuration contains options of iptables: %s",
+		return plugin.KeyErrorf("backend", "backend nftables was requested, but configuration contains options of iptables: %s",
 			strings.Join(only, ", "))
 	}
 	return nil
@@ -131,19 +131,19 @@ func parseIPTables(c *Config, raw rawConfig) error {
 		c.MarkBit = *raw.MarkMasqBit
 	}
 	if c.MarkBit < 0 || c.MarkBit > 31 {
-		return plugin.Errorf(plugin.CodeConfig, "markMasqBit %d: want 0-31", c.MarkBit)
+		return plugin.KeyErrorf("markMasqBit", "markMasqBit %d: want 0-31", c.MarkBit)
 	}
 	if raw.ExternalSetMarkChain == nil {
 		return nil
 	}
 	if raw.MarkMasqBit != nil {
-		return plugin.Errorf(plugin.CodeConfig, "markMasqBit and externalSetMarkChain exclude each other")
+		return plugin.KeyErrorf("markMasqBit", "markMasqBit and externalSetMarkChain exclude each other")
 	}
 	c.MarkChain = *raw.ExternalSetMarkChain
 	// The kernel limits chain names to 28 characters (XT_EXTENSION_MAXNAMELEN).
 	if c.MarkChain == "" || c.MarkChain[0] == '-' || len(c.MarkChain) > 28 ||
 		strings.ContainsFunc(c.MarkChain, func(r rune) bool { return !nameRune(r) }) {
-		return plugin.Errorf(plugin.CodeConfig, "externalSetMarkChain %+.80q: want the name of an iptables chain", c.MarkChain)
+		return plugin.KeyErrorf("externalSetMarkChain", "externalSetMarkChain %+.80q: want the name of an iptables chain", c.MarkChain)
 	}
 	return nil
 }
@@ -162,15 +162,15 @@ func parseConditions(c *Config, raw rawConfig) error {
 		}
 		if !isIPTables(*f.list) {
 			if c.Backend == "iptables" {
-				return plugin.Errorf(plugin.CodeConfig, "backend iptables was requested, but configuration contains options of nftables: %s", f.key)
+				return plugin.KeyErrorf("backend", "backend iptables was requested, but configuration contains options of nftables: %s", f.key)
 			}
 			return plugin.WithHint(
-				plugin.Errorf(plugin.CodeUnsupported, "%s %+.80q: this version of portmap does not support conditions of nftables", f.key, *f.list),
+				plugin.WithKey(f.key, plugin.Errorf(plugin.CodeUnsupported, "%s %+.80q: this version of portmap does not support conditions of nftables", f.key, *f.list)),
 				"use the iptables backend with conditions such as [\"-d\", \"192.0.2.0/24\"]")
 		}
 		for _, word := range *f.list {
 			if !isMatch(word) {
-				return plugin.Errorf(plugin.CodeConfig, "%s: %+.80q is not allowed", f.key, word)
+				return plugin.KeyErrorf(f.key, "%s: %+.80q is not allowed", f.key, word)
 			}
 		}
 		*f.to = *f.list
@@ -211,7 +211,7 @@ func parseMaxHostPorts(c *Config, raw rawConfig) error {
 		c.MaxHostPorts = *raw.MaxHostPorts
 	}
 	if c.MaxHostPorts < 1 || c.MaxHostPorts > maxHostPortsLimit {
-		return plugin.Errorf(plugin.CodeConfig, "maxHostPorts %d: want 1-%d", c.MaxHostPorts, maxHostPortsLimit)
+		return plugin.KeyErrorf("maxHostPorts", "maxHostPorts %d: want 1-%d", c.MaxHostPorts, maxHostPortsLimit)
 	}
 	return nil
 }

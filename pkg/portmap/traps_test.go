@@ -63,7 +63,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"portMappings":true}}`:              "[]",
-		`{"capabilities":{"portMappings":true},"backendx":1}`: "[backendx: unknown key is ignored; the nearest known key is backend]",
+		`{"capabilities":{"portMappings":true},"backendx":1}`: "[backendx: unknown key is ignored; did you mean backend?]",
 		`{}`: `[capabilities: without {"portMappings": true} the runtime passes no portMappings, so no hostPort is forwarded]`,
 	} {
 		if got := fmt.Sprint(Findings([]byte(config))); got != want {

@@ -155,10 +155,10 @@ func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 		}
 		a, err := pci.ParseAddress(key.value)
 		if err != nil {
-			return plugin.Errorf(plugin.CodeConfig, "%s %q: %w", key.name, key.value, err)
+			return plugin.KeyErrorf(key.name, "%s %q: %w", key.name, key.value, err)
 		}
 		if c.Device.IsValid() && c.Device != a {
-			return plugin.Errorf(plugin.CodeConfig, "%s %s: contradicts another key, which names %s", key.name, a, c.Device)
+			return plugin.KeyErrorf(key.name, "%s %s: contradicts another key, which names %s", key.name, a, c.Device)
 		}
 		c.Device = a
 	}
@@ -167,11 +167,11 @@ func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	}
 	for i, name := range c.OtherResources {
 		if slices.Contains(c.Resources, name) {
-			return plugin.Errorf(plugin.CodeConfig, "otherResources[%d] %q: it is also in resources; remove it from one of the lists", i, name)
+			return plugin.KeyErrorf("otherResources", "otherResources[%d] %q: it is also in resources; remove it from one of the lists", i, name)
 		}
 	}
 	if !c.Device.IsValid() && len(c.Resources) == 0 && r.Verb != "GC" {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "resources: want the resources whose VFs a pod gets"),
+		return plugin.WithHint(plugin.KeyErrorf("resources", "resources: want the resources whose VFs a pod gets"),
 			`such as "resources": ["example.com/fast"], as pods request them; with Multus, deviceID names the VF`)
 	}
 	return nil
@@ -181,10 +181,10 @@ func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 func validResources(key string, list []string) error {
 	for i, name := range list {
 		if prefix, rest, ok := strings.Cut(name, "/"); !ok || prefix == "" || rest == "" || strings.ContainsAny(name, " \t\n") {
-			return plugin.Errorf(plugin.CodeConfig, "%s[%d] %q: want the name of a resource, such as example.com/fast", key, i, name)
+			return plugin.KeyErrorf(key, "%s[%d] %q: want the name of a resource, such as example.com/fast", key, i, name)
 		}
 		if slices.Contains(list[:i], name) {
-			return plugin.Errorf(plugin.CodeConfig, "%s[%d] %q: duplicate resource", key, i, name)
+			return plugin.KeyErrorf(key, "%s[%d] %q: duplicate resource", key, i, name)
 		}
 	}
 	return nil
@@ -192,10 +192,10 @@ func validResources(key string, list []string) error {
 
 func parseNames(c *requestConfig, _ rawConfig, _ *plugin.Request) error {
 	if strings.Count(c.Names, vfconfig.IndexMark) != 1 {
-		return plugin.Errorf(plugin.CodeConfig, "ifName %q: want a name that contains %s", c.Names, vfconfig.IndexMark)
+		return plugin.KeyErrorf("ifName", "ifName %q: want a name that contains %s", c.Names, vfconfig.IndexMark)
 	}
 	if err := plugin.ValidIfName(vfconfig.ExpandName(c.Names, vfconfig.MaxVFs)); err != nil {
-		return plugin.Errorf(plugin.CodeConfig, "ifName %q: %w", c.Names, err)
+		return plugin.KeyErrorf("ifName", "ifName %q: %w", c.Names, err)
 	}
 	return nil
 }
@@ -219,7 +219,7 @@ func parseSettings(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 		MinTxRate: raw.MinTxRate, MaxTxRate: raw.MaxTxRate, Driver: raw.Driver}
 	if raw.VlanProto != nil {
 		if c.Base.VLANProto = *raw.VlanProto; *raw.VlanProto == "" {
-			return plugin.Errorf(plugin.CodeConfig, `vlanProto "": want 802.1q or 802.1ad`)
+			return plugin.KeyErrorf("vlanProto", `vlanProto "": want 802.1q or 802.1ad`)
 		}
 	}
 	if raw.MTU != 0 {
@@ -256,7 +256,7 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 		return err
 	}
 	if !filepath.IsAbs(c.Kubelet) {
-		return plugin.Errorf(plugin.CodeConfig, "kubeletDir %q: want an absolute path", c.Kubelet)
+		return plugin.KeyErrorf("kubeletDir", "kubeletDir %q: want an absolute path", c.Kubelet)
 	}
 	sources := []struct{ key, value string }{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"CNI_ARGS MAC", r.Args["MAC"]}, {"mac", raw.MAC}}
 	if isChained(r) {
@@ -267,7 +267,7 @@ func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 			continue
 		}
 		if c.MAC, err = vfconfig.ParseMAC(s.value); err != nil {
-			return plugin.Errorf(plugin.CodeConfig, "%s %q: %w", s.key, s.value, err)
+			return plugin.KeyErrorf(s.key, "%s %q: %w", s.key, s.value, err)
 		}
 		return nil
 	}
@@ -309,10 +309,10 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 		Type string `json:"type"`
 	}
 	if err := json.Unmarshal(raw.IPAM, &object); err != nil {
-		return plugin.Errorf(plugin.CodeDecode, "ipam %.100s: want an object", raw.IPAM)
+		return plugin.WithKey("ipam", plugin.Errorf(plugin.CodeDecode, "ipam %.100s: want an object", raw.IPAM))
 	}
 	if object.Type == "" && len(raw.IPAM) > len("{}") {
-		return plugin.Errorf(plugin.CodeConfig, "ipam: set a type, such as host-local")
+		return plugin.KeyErrorf("ipam", "ipam: set a type, such as host-local")
 	}
 	if c.IPAM = object.Type; c.IPAM == "" {
 		return nil

@@ -21,7 +21,7 @@ const defaultInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 func parseInfo(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	c.InfoDir, c.InfoFile = cmp.Or(raw.InfoDir, defaultInfoDir), raw.RuntimeConfig.InfoFile
 	if !filepath.IsAbs(c.InfoDir) {
-		return plugin.Errorf(plugin.CodeConfig, "deviceInfoDir %q: want an absolute path", c.InfoDir)
+		return plugin.KeyErrorf("deviceInfoDir", "deviceInfoDir %q: want an absolute path", c.InfoDir)
 	}
 	if c.InfoFile != "" && resolveVarRun(filepath.Dir(filepath.Clean(c.InfoFile))) != resolveVarRun(filepath.Clean(c.InfoDir)) {
 		return plugin.Errorf(plugin.CodeConfig, "runtimeConfig.CNIDeviceInfoFile %q: want a file in %s (deviceInfoDir)", c.InfoFile, c.InfoDir)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // Range is a range of integers. Range includes both From and To.
@@ -27,7 +29,7 @@ func DefaultAllowance() Allowance {
 // Allow permits claims to set a key to any valid value.
 func (a Allowance) Allow(key string) error {
 	if (&Config{}).fieldOf(key) == nil {
-		return errNoKey(key)
+		return errors.New("unknown key; " + strict.Hint(key, Keys()))
 	}
 	if _, again := a[key]; again {
 		return errors.New("duplicate key")
@@ -36,45 +38,45 @@ func (a Allowance) Allow(key string) error {
 	return nil
 }
 
-// Limit permits claims to set a numeric key, but only to values within a limit. The limit is a JSON value: a string of ranges such as
-// "100-199,300", or a number that is the maximum.
-func (a Allowance) Limit(key string, limit any) error {
+// Limit permits claims to set a numeric key, but only to values within a limit. The limit is a string of ranges such as "100-199,300", or a
+// number that is the maximum.
+func (a Allowance) Limit(key string, limit strict.Value) error {
 	if err := a.Allow(key); err != nil {
 		return err
 	}
 	if _, number := (&Config{}).fieldOf(key).(**int); !number {
-		return fmt.Errorf("%s: only numbers can have a limit: list %q itself, which allows any valid value", formatValue(limit), key)
+		return fmt.Errorf("%s: only numbers can have a limit: list %q itself, which allows any valid value", limit, key)
 	}
 	ranges, err := parseLimit(key, limit)
 	a[key] = ranges
 	return err
 }
 
-func parseLimit(key string, limit any) (ranges []Range, err error) {
-	switch limit := limit.(type) {
+func parseLimit(key string, limit strict.Value) (ranges []Range, err error) {
+	switch data := limit.Data.(type) {
 	case string:
-		for part := range strings.SplitSeq(limit, ",") {
+		for part := range strings.SplitSeq(data, ",") {
 			r, err := parseRange(key, strings.TrimSpace(part))
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", formatValue(limit), err)
+				return nil, fmt.Errorf("%s: %w", limit, err)
 			}
 			ranges = append(ranges, r)
 		}
 		return ranges, nil
 	case json.Number:
 		if key == "vlan" {
-			return nil, fmt.Errorf(`%s: want ranges in quotes, such as "100-199,300"`, formatValue(limit))
+			return nil, fmt.Errorf(`%s: want ranges in quotes, such as "100-199,300"`, limit)
 		}
-		most, err := strconv.Atoi(string(limit))
+		most, err := strconv.Atoi(string(data))
 		if err == nil {
 			err = checkNumber(key, most)
 		}
 		if err != nil || most == 0 {
-			return nil, fmt.Errorf("%s: want the maximum that a claim may set", formatValue(limit))
+			return nil, fmt.Errorf("%s: want the maximum that a claim may set", limit)
 		}
 		return []Range{{smallestValue(key), most}}, nil
 	}
-	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, formatValue(limit))
+	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, limit)
 }
 
 // smallestValue returns the smallest allowed value of a key for which the admin has set only a maximum. For some keys, the value 0 means

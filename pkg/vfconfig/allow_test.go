@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // TestAllowance checks that a claim can set allowed values. For a forbidden value, the error must contain the key, the value and the
@@ -17,7 +19,7 @@ func TestAllowance(t *testing.T) {
 		key   string
 		value any
 	}{{"vlan", "100-199, 300"}, {"maxTxRate", json.Number("1000")}, {"minTxRate", json.Number("100")}, {"vlanQoS", json.Number("7")}} {
-		if err := a.Limit(limit.key, limit.value); err != nil {
+		if err := a.Limit(limit.key, strict.Value{Data: limit.value}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -69,16 +71,16 @@ func TestLimit(t *testing.T) {
 		{"vlan", "5-4", `"5-4": 5-4: want the smaller number first`},
 		{"vlan", "1-4095", `"1-4095": 4095: want 0-4094, 0 for none`},
 		{"vlan", nil, "null: " + ranges},
-		{"vlan", []any{json.Number("1")}, "a list: " + ranges},
+		{"vlan", strict.List{{}}, "a list: " + ranges},
 		{"vlan", true, "true: " + ranges},
 		{"maxTxRate", json.Number("0"), "0: want the maximum that a claim may set"},
 		{"maxTxRate", json.Number("1.5"), "1.5: want the maximum that a claim may set"},
 		{"mtu", json.Number("66000"), "66000: want the maximum that a claim may set"},
 		{"trust", "on", `"on": only numbers can have a limit: list "trust" itself, which allows any valid value`},
-		{"vlann", "1", "no such key; did you mean vlan?"},
+		{"vlann", "1", "unknown key; did you mean vlan?"},
 	} {
 		a := Allowance{}
-		err := a.Limit(test.key, test.limit)
+		err := a.Limit(test.key, strict.Value{Data: test.limit})
 		got := text(a[test.key])
 		if err != nil {
 			got = err.Error()
@@ -88,7 +90,7 @@ func TestLimit(t *testing.T) {
 		}
 	}
 	a := DefaultAllowance()
-	if err := a.Limit("mtu", "68"); err == nil || err.Error() != "duplicate key" || a["mtu"] != nil {
+	if err := a.Limit("mtu", strict.Value{Data: "68"}); err == nil || err.Error() != "duplicate key" || a["mtu"] != nil {
 		t.Errorf("%v, %v", err, a)
 	}
 	if err := a.Allow("vlan"); err != nil || !cmp.Equal(a.Check(&Config{VLAN: new(0)}), error(nil)) {

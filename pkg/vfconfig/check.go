@@ -40,7 +40,7 @@ func (c *Config) check(name func(string) string, complete bool) error {
 	}
 	for _, key := range Keys() {
 		if err := c.checkKey(key); err != nil {
-			return fmt.Errorf("%s %w", name(key), err)
+			return plugin.WithKey(name(key), fmt.Errorf("%s %w", name(key), err))
 		}
 		if err := c.checkRelation(key, name, complete); err != nil {
 			return err
@@ -55,11 +55,11 @@ func (c *Config) checkRelation(key string, name func(string) string, complete bo
 	case "vlanProto":
 		untagged := c.VLAN == nil && complete || c.VLAN != nil && *c.VLAN == 0
 		if untagged && (c.VLANQoS != nil && *c.VLANQoS != 0 || strings.EqualFold(c.VLANProto, "802.1ad")) {
-			return fmt.Errorf("%s and %s need a %s that is not 0", name("vlanQoS"), name("vlanProto"), name("vlan"))
+			return plugin.WithKey(name(key), fmt.Errorf("%s and %s need a %s that is not 0", name("vlanQoS"), name("vlanProto"), name("vlan")))
 		}
 	case "maxTxRate":
 		if c.MinTxRate != nil && c.MaxTxRate != nil && *c.MaxTxRate != 0 && *c.MinTxRate > *c.MaxTxRate {
-			return fmt.Errorf("%s %d: more than %s %d", name("minTxRate"), *c.MinTxRate, name(key), *c.MaxTxRate)
+			return plugin.WithKey(name("minTxRate"), fmt.Errorf("%s %d: more than %s %d", name("minTxRate"), *c.MinTxRate, name(key), *c.MaxTxRate))
 		}
 	}
 	return nil

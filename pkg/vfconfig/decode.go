@@ -3,15 +3,15 @@
 package vfconfig
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
-	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 const (
@@ -39,154 +39,93 @@ func Parameters(resource string, c Config) ([]byte, error) {
 	}{APIVersion, Kind, resource, c})
 }
 
-// Decode parses encoded parameters and returns the entry that they contain. Decode is strict: it returns an error for each setting that
-// this version would not apply. Each error starts with the given path of the parameters, followed by the key.
+// Decode parses encoded parameters and returns the entry that they contain. It refuses each setting that this version would not apply. Its
+// error has one line for each fault, which starts with the given path of the parameters.
 func Decode(data []byte, path string) (Entry, error) {
+	r := &strict.Report{Key: path}
 	if len(data) > maxBytes {
 		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)
 	}
-	var e Entry
-	head := map[string]string{}
-	err := eachMember(data, func(key string, value any) error {
-		switch key {
-		case "apiVersion", "kind", "resource":
-			s, ok := value.(string)
-			if !ok {
-				return keyError{key, fmt.Errorf("%s: want a string", formatValue(value))}
-			}
-			head[key] = s
-			return nil
-		}
-		if e.fieldOf(key) == nil {
-			return keyError{key, fmt.Errorf("%s: %w", formatValue(value), errNoKey(key))}
-		}
-		if err := e.Put(key, value); err != nil {
-			return keyError{key, err}
-		}
-		return nil
-	})
-	if err == nil {
-		err = checkHead(head)
+	root, ok := r.Parse(data)
+	if !ok {
+		return Entry{}, r.Err()
 	}
-	if err == nil {
-		err = e.Validate()
+	return ReadEntry(r, root)
+}
+
+// ReadEntry reads the parameters in a value, as Decode does.
+func ReadEntry(r *strict.Report, v strict.Value) (e Entry, err error) {
+	var version, kind string
+	fields := e.Fields(r)
+	fields["apiVersion"] = strict.To(r, &version, strict.OneOf(APIVersion))
+	fields["kind"] = strict.To(r, &kind, strict.OneOf(Kind))
+	fields["resource"] = strict.To(r, &e.Resource, resourceName)
+	keys := r.Object(v, fields)
+	r.Require(v, keys, "apiVersion", ": want "+APIVersion)
+	r.Require(v, keys, "kind", ": want "+Kind)
+	if err := e.Validate(); err != nil && len(r.Problems) == 0 {
+		r.Fail(v.Place, "%v", err)
 	}
-	var at keyError
-	switch {
-	case errors.As(err, &at):
-		return Entry{}, fmt.Errorf("%s.%w", path, at)
-	case err != nil:
-		return Entry{}, fmt.Errorf("%s: %w", path, err)
+	if err := r.Err(); err != nil {
+		return Entry{}, err
 	}
-	e.Resource = head["resource"]
 	return e, nil
 }
 
-// checkHead checks the API version and the kind of the parameters. If the parameters contain the name of a resource, checkHead requires
-// that this name has a prefix.
-func checkHead(head map[string]string) error {
-	for _, k := range []struct{ key, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
-		if s, ok := head[k.key]; !ok {
-			return fmt.Errorf("%s is missing: want %s", k.key, k.want)
-		} else if s != k.want {
-			return keyError{k.key, fmt.Errorf("%s: want %s", formatValue(s), k.want)}
-		}
+func resourceName(s string) (string, error) {
+	if prefix, name, _ := strings.Cut(s, "/"); prefix == "" || name == "" || strings.ContainsAny(s, " \t\n") {
+		return "", fmt.Errorf("%+.40q: want the name of a resource, such as example.com/fast", s)
 	}
-	resource, ok := head["resource"]
-	if prefix, name, _ := strings.Cut(resource, "/"); ok && (prefix == "" || name == "" || strings.ContainsAny(resource, " \t\n")) {
-		return keyError{"resource", fmt.Errorf("%s: want the name of a resource, such as example.com/fast", formatValue(resource))}
+	return s, nil
+}
+
+// Fields returns the keys of all settings, with functions that store their values in c.
+func (c *Config) Fields(r *strict.Report) strict.Fields {
+	fields := strict.Fields{}
+	for _, key := range Keys() {
+		fields[key] = c.reader(r, key)
+	}
+	return fields
+}
+
+func (c *Config) reader(r *strict.Report, key string) func(strict.Value) {
+	switch f := c.fieldOf(key).(type) {
+	case **int:
+		return strict.To(r, f, func(text json.Number) (*int, error) {
+			n, err := strconv.Atoi(string(text))
+			if err != nil {
+				return nil, fmt.Errorf("%.40s: want a whole number", text)
+			}
+			return &n, checkNumber(key, n)
+		})
+	case **bool:
+		return strict.To(r, f, func(b bool) (*bool, error) { return &b, nil })
+	case *string:
+		return strict.To(r, f, func(s string) (string, error) { return s, checkText(key, s) })
+	case *[]string:
+		return func(v strict.Value) {
+			if list, ok := v.Data.(strict.List); ok && len(list) == 0 {
+				r.Fail(v.Place, "the list is empty")
+			}
+			strict.ListTo(r, f, func(s string) (string, error) { return s, CheckIP(s) })(v)
+		}
 	}
 	return nil
 }
 
-// keyError is an error about the value of one key.
-type keyError struct {
-	key string
-	err error
-}
-
-func (e keyError) Error() string { return shownKey(e.key) + ": " + e.err.Error() }
-func (e keyError) Unwrap() error { return e.err }
-
-// shownKey formats a key for an error message. shownKey quotes or shortens a key that is long or contains a line break.
-func shownKey(key string) string {
-	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
-		return quoted
-	}
-	return key
-}
-
-// errNoKey returns the error for an unknown key. The text of this error contains the known key that is most similar.
-func errNoKey(key string) error {
-	if near := plugin.Nearest(key, append(Keys(), "apiVersion", "kind", "resource")); near != "" {
-		return fmt.Errorf("no such key; did you mean %s?", near)
-	}
-	return errors.New("no such key; known keys: " + strings.Join(Keys(), ", "))
-}
-
-// eachMember calls take() for each member of a JSON object. eachMember stops at the first error. eachMember returns an error for duplicate
-// keys, which encoding/json accepts.
-func eachMember(data []byte, take func(key string, value any) error) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	token, err := d.Token()
-	if err == nil && token != json.Delim('{') {
-		err = errors.New("want an object")
-	}
-	if err != nil {
-		return syntax(err)
-	}
-	var seen []string
-	for d.More() {
-		token, err := d.Token()
-		if err != nil {
-			return syntax(err)
-		}
-		key, _ := token.(string)
-		var value any
-		if err := d.Decode(&value); err != nil {
-			return keyError{key, syntax(err)}
-		}
-		if slices.Contains(seen, key) {
-			return keyError{key, errors.New("duplicate key")}
-		}
-		seen = append(seen, key)
-		if err := take(key, value); err != nil {
-			return err
-		}
-	}
-	if _, err := d.Token(); err != nil {
-		return syntax(err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("there is text after the object")
-	}
-	return nil
-}
-
-func syntax(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return errors.New("unexpected end of JSON input")
-	}
-	return err
-}
-
-// UnmarshalJSON reads the settings in a record, in the format that MarshalJSON writes. If this version does not know a key, UnmarshalJSON
-// stores the key in the field Unknown, and Validate refuses it. Without the field Unknown, a setting of another version would be lost
-// without an error.
+// UnmarshalJSON reads the settings in a record, in the format that MarshalJSON writes. It stores each key that sets nothing in this version
+// in the field Unknown, and Validate refuses it. Without the field, a setting of another version would be lost without an error.
 func (c *Config) UnmarshalJSON(data []byte) error {
-	if string(data) == "null" {
-		return nil
-	}
+	type plain Config
+	var keys map[string]json.RawMessage
 	*c = Config{}
-	return eachMember(data, func(key string, value any) error {
-		switch {
-		case key == claimedKey:
-			return putList(&c.Claimed, value)
-		case c.fieldOf(key) == nil:
+	if err := errors.Join(json.Unmarshal(data, (*plain)(c)), json.Unmarshal(data, &keys)); err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		if key != claimedKey && !c.Has(key) {
 			c.Unknown = append(c.Unknown, key)
-			return nil
 		}
-		return c.putValue(key, value)
-	})
+	}
+	return nil
 }

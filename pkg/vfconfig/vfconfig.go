@@ -5,7 +5,6 @@
 package vfconfig
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -183,89 +182,4 @@ func (c *Config) deepCopy() *Config {
 	}
 	out.Claimed, out.Unknown = slices.Clone(c.Claimed), slices.Clone(c.Unknown)
 	return &out
-}
-
-// Put stores a value for the setting with the given key. The value is a JSON value: a string, a json.Number, a bool or a list of strings.
-// If the value has the wrong type, Put returns an error with the valid type.
-func (c *Config) Put(key string, value any) error {
-	fresh := Config{}
-	if err := fresh.putValue(key, value); err != nil {
-		return err
-	}
-	if err := fresh.checkKey(key); err != nil {
-		return err
-	}
-	*c = *Merge(c, &fresh)
-	return nil
-}
-
-// putValue sets a setting if the value has the right type. putValue does not check the value.
-func (c *Config) putValue(key string, value any) error {
-	switch f := c.fieldOf(key).(type) {
-	case **int:
-		n, ok := value.(json.Number)
-		if !ok {
-			return fmt.Errorf("%s: want a number", formatValue(value))
-		}
-		i, err := strconv.Atoi(string(n))
-		if err != nil {
-			return fmt.Errorf("%s: want a whole number", formatValue(value))
-		}
-		*f = &i
-	case **bool:
-		b, ok := value.(bool)
-		if !ok {
-			return fmt.Errorf("%s: want true or false", formatValue(value))
-		}
-		*f = &b
-	case *string:
-		s, ok := value.(string)
-		if !ok {
-			return fmt.Errorf("%s: want a string", formatValue(value))
-		}
-		if s == "" { // an empty string means that the setting is not set
-			return checkText(key, s)
-		}
-		*f = s
-	case *[]string:
-		return putList(f, value)
-	default:
-		return errNoKey(key)
-	}
-	return nil
-}
-
-func putList(to *[]string, value any) error {
-	items, ok := value.([]any)
-	if !ok || len(items) == 0 {
-		return fmt.Errorf("%s: want a list of strings", formatValue(value))
-	}
-	for _, item := range items {
-		s, ok := item.(string)
-		if !ok {
-			return fmt.Errorf("%s: want a list of strings", formatValue(value))
-		}
-		*to = append(*to, s)
-	}
-	return nil
-}
-
-// formatValue returns a JSON value as one line for an error message.
-func formatValue(value any) string {
-	switch v := value.(type) {
-	case nil:
-		return "null"
-	case string:
-		return fmt.Sprintf("%+.40q", v)
-	case json.Number:
-		return fmt.Sprintf("%.40s", string(v))
-	case []any:
-		if len(v) == 0 {
-			return "an empty list"
-		}
-		return "a list"
-	case map[string]any:
-		return "an object"
-	}
-	return fmt.Sprintf("%.40v", value)
 }

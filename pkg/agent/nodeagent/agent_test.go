@@ -271,7 +271,7 @@ func TestConfigChanges(t *testing.T) {
 	l.ready()
 	before := l.read("config/config.json")
 	l.put("config/config.json", strings.Replace(before, "{", "{\n\"offlink\": \"fabric\", ", 1))
-	l.await("the error is told", func() bool { return l.says("configuration", "config.json:2: offlink: unknown key", "offLink") })
+	l.await("the error is told", func() bool { return l.says("configuration", "config.json:2:1: offlink: unknown key", "offLink") })
 	if !strings.HasPrefix(l.state("n8"), "refused") || !l.status().Ready {
 		t.Errorf("%q, ready %t", l.state("n8"), l.status().Ready)
 	}

@@ -105,7 +105,7 @@ func TestConflistFindings(t *testing.T) {
 	l := newLab(t)
 	l.put("config/"+conflistName, strings.Replace(testConflist, `{"type": "podlace-bridge"`, `{"type": "podlace-bridge", "isGatway": true`, 1))
 	l.ready()
-	if !l.says("conflist", conflistName+": plugins[0].isGatway", "ConfigMap") || l.log.count("isGatway") != 1 {
+	if !l.says("conflist", conflistName+":1:83: plugins[0].isGatway", "ConfigMap") || l.log.count("isGatway") != 1 {
 		t.Errorf("%+v", l.status())
 	}
 	l.put("config/"+conflistName, testConflist)

@@ -153,7 +153,7 @@ func conflistCases() map[string]breakage {
 		}, `cni_default_network = "lan"`},
 		"misspelt key": {"conflist-keys", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", strings.Replace(ours, "isGateway", "isGatway", 1))
-		}, "plugins[0].isGatway | unknown key is ignored; the nearest known key is isGateway"},
+		}, "plugins[0].isGatway | unknown key is ignored; did you mean isGateway?"},
 		"a link has the subnet": {"conflist-keys", func(l *lab) {
 			l.uplink("lan0")
 			l.command("ip", "address", "add", "10.91.0.1/24", "dev", "lan0")

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -16,17 +15,15 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // Problem is an error or a warning about one position in a file.
 type Problem struct {
-	File   string             `json:"file,omitempty"`
-	Line   int                `json:"line"`
-	Column int                `json:"column"` // in characters, from 1
-	Key    string             `json:"key,omitempty"`
-	Code   plugin.FindingCode `json:"code"`
-	Error  bool               `json:"error"` // pods or the daemon fail; otherwise the setting does not have the effect that it suggests
-	Text   string             `json:"text"`
+	strict.Place
+	Code  plugin.FindingCode `json:"code"`
+	Error bool               `json:"error"` // pods or the daemon fail; otherwise the setting does not have the effect that it suggests
+	Text  string             `json:"text"`
 }
 
 // String returns the problem in the form file:line:column: key: level: text [code].
@@ -36,11 +33,6 @@ func (p Problem) String() string {
 		level = "error"
 	}
 	return fmt.Sprintf("%s: %s: %s [%s]", p.Where(), level, p.Text, p.Code)
-}
-
-// Where returns the position of the problem in the form file:line:column: key.
-func (p Problem) Where() string {
-	return strings.TrimSuffix(fmt.Sprintf("%s:%d:%d: %s", p.File, p.Line, p.Column, p.Key), ": ")
 }
 
 // File is the name and the content of a file to validate.
@@ -76,29 +68,30 @@ type part struct {
 	key    string
 	multus bool // Multus runs the plugins, and passes the device that a pod was allocated
 	data   []byte
-	source []byte                  // the whole file
-	places map[string]plugin.Place // of its keys
+	source []byte // the whole file
+	root   strict.Value
 }
 
 // The method add() adds a problem. The argument `at` is the position of the problem within the part.
-func (c *checker) add(t part, at plugin.Place, key string, code plugin.FindingCode, isError bool, format string, args ...any) {
+func (c *checker) add(t part, at strict.Place, code plugin.FindingCode, isError bool, format string, args ...any) {
 	if t.key != "" {
-		key = strings.TrimSuffix(t.key+": "+key, ": ")
+		at.Key = strings.TrimSuffix(t.key+": "+at.Key, ": ")
 	}
-	at = t.inFile(at)
-	c.problems = append(c.problems, Problem{t.file, at.Line, at.Column, key, code, isError, fmt.Sprintf(format, args...)})
+	c.problems = append(c.problems, Problem{t.inFile(at), code, isError, fmt.Sprintf(format, args...)})
 }
 
 // inFile converts a position within the part to a position in the file. If the exact column cannot be computed, inFile returns the
 // position of the first word of the line.
-func (t part) inFile(at plugin.Place) plugin.Place {
-	line := min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
-	outer, inner := lineOf(t.source, line), lineOf(t.data, max(at.Line, 1))
-	begins := bytes.Index(outer, inner)
-	if at.Column == 0 || begins < 0 || len(inner) == 0 {
-		return plugin.Place{Line: line, Column: 1 + len(outer) - len(bytes.TrimLeft(outer, " \t-"))}
+func (t part) inFile(at strict.Place) strict.Place {
+	inner := lineOf(t.data, max(at.Line, 1))
+	at.File, at.Line = t.file, min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
+	outer := lineOf(t.source, at.Line)
+	if begins := bytes.Index(outer, inner); at.Column > 0 && begins >= 0 && len(inner) > 0 {
+		at.Column += utf8.RuneCount(outer[:begins])
+	} else {
+		at.Column = 1 + len(outer) - len(bytes.TrimLeft(outer, " \t-"))
 	}
-	return plugin.Place{Line: line, Column: at.Column + utf8.RuneCount(outer[:begins])}
+	return at
 }
 
 // lineOf returns the text of the line with the given number. The first line has the number 1.
@@ -113,7 +106,7 @@ func lineOf(text []byte, line int) []byte {
 func (c *checker) file(f File) {
 	whole := part{file: f.Name, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
-		c.add(whole, plugin.Place{}, "", emptyFile, true, "the file is empty")
+		c.add(whole, strict.Place{}, emptyFile, true, "the file is empty")
 	} else if trimmed[0] == '{' {
 		c.json(whole)
 	} else {
@@ -124,17 +117,20 @@ func (c *checker) file(f File) {
 // The method json() checks a JSON object. The keys of the object determine the kind of the object.
 func (c *checker) json(t part) {
 	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(t.data, &keys); err != nil {
-		c.syntax(t, err)
-		return
-	}
-	t.places = plugin.KeyPlaces(t.data)
+	_ = json.Unmarshal(t.data, &keys) // Parse reports errors
 	has := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
 	}
-	switch {
-	case has("apiVersion") && has("kind"):
+	if has("apiVersion") && has("kind") {
 		c.manifests(t)
+		return
+	}
+	r, ok := strict.Report{}, false
+	if t.root, ok = r.Parse(t.data); !ok {
+		c.add(t, r.Problems[0].Place, syntax, true, "%s", r.Problems[0].Text)
+		return
+	}
+	switch {
 	case has("resourceList", "pfs"):
 		c.pools(t)
 	case has("plugins", "type", "cniVersion"):
@@ -142,19 +138,9 @@ func (c *checker) json(t part) {
 	case has("podCIDRs"):
 		c.nodeFile(t)
 	default:
-		c.add(t, plugin.Place{}, "", unknownFile, true, "the object is no network configuration (plugins or type), no configuration of sriov-device-plugin (resourceList), "+
+		c.add(t, strict.Place{}, unknownFile, true, "the object is no network configuration (plugins or type), no configuration of sriov-device-plugin (resourceList), "+
 			"no node.json (podCIDRs) and no object of Kubernetes (apiVersion and kind)")
 	}
-}
-
-// The method syntax() reports a JSON error. The method syntax() computes the line from the offset in the error.
-func (c *checker) syntax(t part, err error) {
-	var place plugin.Place
-	var at *json.SyntaxError
-	if errors.As(err, &at) {
-		place = plugin.PlaceAt(t.data, int(at.Offset)-1) // the offset is after the character
-	}
-	c.add(t, place, "", syntax, true, "%v", err)
 }
 
 // anyPrefix takes the place of the device plugin's option --resource-prefix. The checks give the same result for any prefix.
@@ -163,26 +149,20 @@ const anyPrefix = "example.com"
 // The method pools() checks a configuration of sriov-device-plugin.
 func (c *checker) pools(t part) {
 	config, err := pool.Parse(pool.Source{File: t.file, Prefix: anyPrefix}, t.data)
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, err := range joined.Unwrap() {
-			var p pool.Problem
-			if errors.As(err, &p) {
-				c.add(t, t.placeOnLine(p.Key, p.Line), p.Key, devicePool, true, "%s", p.Text)
-			} else {
-				c.add(t, plugin.Place{}, "", devicePool, true, "%v", err)
-			}
-		}
+	var problems strict.Problems
+	errors.As(err, &problems)
+	for _, p := range problems {
+		c.add(t, p.Place, devicePool, true, "%s", p.Text)
 	}
 	if config == nil {
 		return
 	}
-	for _, p := range config.Notes {
-		c.add(t, t.placeOnLine(p.Key, p.Line), p.Key, devicePoolEffect, false, "%s", p.Text)
-	}
+	notes := config.Notes
 	for _, r := range config.Resources {
-		for _, p := range r.Unserved {
-			c.add(t, t.placeOnLine(p.Key, p.Line), p.Key, devicePoolEffect, false, "%s", p.Text)
-		}
+		notes = append(notes, r.Unserved...)
+	}
+	for _, p := range notes {
+		c.add(t, p.Place, devicePoolEffect, false, "%s", p.Text)
 	}
 	c.sameSelectors(t)
 }
@@ -203,7 +183,7 @@ func (c *checker) sameSelectors(t part) {
 			if earlier.DeviceType == r.DeviceType && reflect.DeepEqual(earlier.Selectors, r.Selectors) &&
 				(earlier.Hosts == nil || reflect.DeepEqual(earlier.Hosts, r.Hosts)) {
 				key := fmt.Sprintf("resourceList[%d]", i)
-				c.add(t, t.placeOf(key), key, devicePoolEffect, false, "resource %s gets no device: resource %s (resourceList[%d]) has the same selectors",
+				c.add(t, t.root.At(key), devicePoolEffect, false, "resource %s gets no device: resource %s (resourceList[%d]) has the same selectors",
 					r.ResourceName, earlier.ResourceName, k)
 				break
 			}
@@ -214,53 +194,23 @@ func (c *checker) sameSelectors(t part) {
 // The method nodeFile() checks node.json, the file with which plugins get data about the node.
 func (c *checker) nodeFile(t part) {
 	if _, err := nodefile.Parse(t.data); err != nil {
-		key, at := t.mentioned(err.Error())
-		c.add(t, at, key, nodeFile, true, "%v", err)
+		c.add(t, t.root.At(plugin.KeyOf(err)), nodeFile, true, "%v", err)
 	}
-	for _, f := range append(plugin.DuplicateKeys(t.data), plugin.UnknownKeys(t.data, "", nodefile.Node{})...) {
+	for _, f := range append(duplicateKeys(t.data), plugin.UnknownKeys(t.data, "", nodefile.Node{})...) {
 		if f.Key != "cniVersion" {
-			c.add(t, t.placeOf(f.Key), f.Key, f.Code, false, "%s", f.Text)
+			c.add(t, t.root.At(f.Key), f.Code, false, "%s", f.Text)
 		}
 	}
 }
 
-// placeOf returns the position of a key. If the position of the key is unknown, placeOf returns the position of the innermost object that
-// contains the key.
-func (t part) placeOf(key string) plugin.Place {
-	for ; key != ""; key = key[:max(strings.LastIndexAny(key, ".["), 0)] {
-		if at, ok := t.places[key]; ok {
-			return at
+// duplicateKeys returns a finding for each key that an object of a JSON text repeats.
+func duplicateKeys(data []byte) (found []plugin.Finding) {
+	root, _ := (&strict.Report{}).Parse(data)
+	root.Walk(func(v strict.Value, repeated bool) {
+		if repeated {
+			found = append(found, plugin.Finding{Key: v.Key, Code: plugin.DuplicateKey,
+				Text: "the object has this key twice, and only the last value counts"})
 		}
-	}
-	return plugin.Place{}
-}
-
-// placeOnLine returns the line and column of a key on the given line.
-func (t part) placeOnLine(key string, line int) plugin.Place {
-	if at := t.placeOf(key); at.Line == line {
-		return at
-	}
-	return plugin.Place{Line: line}
-}
-
-var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
-
-// The method mentioned() searches a message for a key of the part. mentioned() returns the first key that it finds, with the line and
-// column of the key. The messages of the checks contain the key among their first words.
-func (t part) mentioned(message string) (key string, place plugin.Place) {
-	for _, name := range word.FindAllString(message, -1) {
-		for path, at := range t.places {
-			if last := path[strings.LastIndexAny(path, ".")+1:]; strings.EqualFold(last, name) && (key == "" || isBefore(at, place)) {
-				key, place = path, at
-			}
-		}
-		if key != "" {
-			return key, place
-		}
-	}
-	return "", plugin.Place{}
-}
-
-func isBefore(a, b plugin.Place) bool {
-	return a.Line < b.Line || a.Line == b.Line && a.Column < b.Column
+	})
+	return found
 }

@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
-	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.
@@ -30,7 +30,7 @@ func (c *checker) manifests(t part) {
 			break
 		}
 		if err != nil {
-			c.add(t, plugin.Place{Line: yamlLine(err)}, "", syntax, true, "%v", err)
+			c.add(t, strict.Place{Line: yamlLine(err)}, syntax, true, "%v", err)
 			return
 		}
 		if len(document.Content) > 0 {
@@ -39,10 +39,10 @@ func (c *checker) manifests(t part) {
 	}
 	switch {
 	case c.claims:
-		c.add(t, plugin.Place{}, "", unknownFile, false, "'podlace validate' does not check claims, claim templates and device classes: "+
+		c.add(t, strict.Place{}, unknownFile, false, "'podlace validate' does not check claims, claim templates and device classes: "+
 			"use 'podlace sriov check-claim'")
 	case known == 0:
-		c.add(t, plugin.Place{}, "", unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
+		c.add(t, strict.Place{}, unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
 	}
 }
 
@@ -88,12 +88,12 @@ func valueOf(n *yaml.Node, path ...string) string {
 	return ""
 }
 
-// placeOf returns the line and column of a node, or the zero value for a nil node.
-func placeOf(n *yaml.Node) (at plugin.Place) {
-	if n != nil {
-		at = plugin.Place{Line: n.Line, Column: n.Column}
+// placeOf returns the line and column of a node, or no position for a nil node.
+func placeOf(n *yaml.Node, key string) strict.Place {
+	if n == nil {
+		return strict.Place{Key: key}
 	}
-	return at
+	return strict.Place{Line: n.Line, Column: n.Column, Key: key}
 }
 
 // PodTemplates contains each kind of object with a pod template, and the path to this pod template.
@@ -114,7 +114,7 @@ func (c *checker) object(t part, o *yaml.Node) (known int) {
 	}
 	t.key = strings.TrimSpace(kind + " " + valueOf(o, "metadata", "name"))
 	if path, ok := PodTemplates()[kind]; ok {
-		c.pod(t, placeOf(o), at(o, path...))
+		c.pod(t, o, at(o, path...))
 		return 1
 	}
 	switch kind {
@@ -159,21 +159,21 @@ func (t part) inside(value *yaml.Node, key string) part {
 }
 
 // The method pod() checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
-func (c *checker) pod(t part, object plugin.Place, pod *yaml.Node) {
+func (c *checker) pod(t part, object, pod *yaml.Node) {
 	annotations := at(pod, "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
 		c.annotation(t, annotations.Content[i], withoutAlias(annotations.Content[i+1]))
 	}
 	spec := at(pod, "spec")
 	if spec == nil {
-		c.add(t, object, "spec", noSpec, true, "spec is missing")
+		c.add(t, placeOf(object, "spec"), noSpec, true, "spec is missing")
 		return
 	}
 	c.hostPorts(t, spec)
 	if annotations != nil && valueOf(spec, "hostNetwork") == "true" {
 		for i := 0; i+1 < len(annotations.Content); i += 2 {
 			if key := annotations.Content[i]; slices.Contains(limitKeys(), key.Value) {
-				c.add(t, placeOf(key), "metadata.annotations."+key.Value, limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
+				c.add(t, placeOf(key, "metadata.annotations."+key.Value), limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
 			}
 		}
 	}
@@ -188,16 +188,16 @@ func (c *checker) annotation(t part, key, value *yaml.Node) {
 	place := "metadata.annotations." + key.Value
 	if !slices.Contains(limitKeys(), key.Value) {
 		prefix, _, _ := strings.Cut(key.Value, "/")
-		if near := plugin.Nearest(key.Value, limitKeys()); near != "" && prefix != "k8s.v1.cni.cncf.io" {
-			c.add(t, placeOf(key), place, unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
+		if near := strict.Nearest(key.Value, limitKeys()); near != "" && prefix != "k8s.v1.cni.cncf.io" {
+			c.add(t, placeOf(key, place), unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
 		}
 		return
 	}
 	if value.Tag != "!!str" {
-		c.add(t, placeOf(value), place, wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", value.Value)
+		c.add(t, placeOf(value, place), wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", value.Value)
 	}
 	if _, err := bandwidth.ParseRate(value.Value); err != nil || value.Value == "none" {
-		c.add(t, placeOf(value), place, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", value.Value, unitHint(value.Value))
+		c.add(t, placeOf(value, place), limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", value.Value, unitHint(value.Value))
 	}
 }
 
@@ -218,9 +218,9 @@ func (c *checker) hostPorts(t part, spec *yaml.Node) {
 				key := fmt.Sprintf("spec.%s[%d].ports[%d].hostPort", list, i, j)
 				id := c.hostPort(t, port, key)
 				if line, twice := seen[id]; twice && id != "" && list == "containers" {
-					c.add(t, placeOf(at(port, "hostPort")), key, hostPortTaken, true, "port %s is taken in line %d already", id, line)
+					c.add(t, placeOf(at(port, "hostPort"), key), hostPortTaken, true, "port %s is taken in line %d already", id, line)
 				}
-				seen[id] = placeOf(at(port, "hostPort")).Line
+				seen[id] = placeOf(at(port, "hostPort"), key).Line
 			}
 		}
 	}
@@ -240,7 +240,7 @@ func (c *checker) hostPort(t part, port *yaml.Node, key string) string {
 		return ""
 	}
 	if n, err := strconv.Atoi(host); err != nil || n < 1 || n > 65535 {
-		c.add(t, placeOf(at(port, "hostPort")), key, hostPort, true, "%s: want 1 to 65535", host)
+		c.add(t, placeOf(at(port, "hostPort"), key), hostPort, true, "%s: want 1 to 65535", host)
 	}
 	id := host + "/" + cmp.Or(valueOf(port, "protocol"), "TCP")
 	if ip := valueOf(port, "hostIP"); ip != "" {

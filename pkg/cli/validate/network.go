@@ -5,7 +5,6 @@ package validate
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -22,6 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // The type network contains the data for a comparison of network configurations.
@@ -35,17 +35,23 @@ type network struct {
 // The type subnet is a subnet in a plugin's configuration, with the range of addresses that the plugin assigns.
 type subnet struct {
 	netip.Prefix
+	at          strict.Place
 	bridge      string     // "" for other plugins than bridge
 	first, last netip.Addr // invalid if unknown
 }
 
 // subnetsOf returns the subnets of a configuration. Each subnet contains the address range that host-local parsed.
-func subnetsOf(config []byte, kind string, podCIDRs []netip.Prefix, parsed hostlocal.Config) (list []subnet) {
+func (t part) subnetsOf(path string, p plugin.Part, podCIDRs []netip.Prefix, parsed hostlocal.Config) (list []subnet) {
 	ranges := slices.Concat(parsed.Sets...)
-	for _, prefix := range hostlocal.Subnets(config, podCIDRs) {
-		s := subnet{Prefix: prefix}
-		if kind == "bridge" {
-			s.bridge = bridge.NameIn(config)
+	for _, prefix := range hostlocal.Subnets(p.Config, podCIDRs) {
+		s := subnet{Prefix: prefix, at: t.root.At(strings.Trim(path+".ipam", "."))}
+		t.root.Walk(func(v strict.Value, _ bool) {
+			if v.Name == "subnet" && v.Data == prefix.String() && strings.HasPrefix(v.Key, s.at.Key) {
+				s.at = v.Place
+			}
+		})
+		if p.Kind == "bridge" {
+			s.bridge = bridge.NameIn(p.Config)
 		}
 		if i := slices.IndexFunc(ranges, func(r hostlocal.Range) bool { return r.Subnet == prefix.Masked() }); i >= 0 {
 			s.first, s.last = ranges[i].Start, ranges[i].End
@@ -71,24 +77,23 @@ func (c *checker) network(t part) {
 		Type       string            `json:"type"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	if err := json.Unmarshal(t.data, &list); err != nil {
-		key, at := t.mentioned(err.Error())
-		c.add(t, at, key, wrongType, true, "%v", err)
+	if err := plugin.Decode(t.data, &list); err != nil {
+		c.add(t, t.root.At(plugin.KeyOf(err)), codeOf(err), true, "%v", err)
 		return
 	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
-		c.add(t, t.placeOf("name"), "name", networkName, true, "%s: want letters, digits, '_', '.' and '-'",
+		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'",
 			strings.TrimSuffix(err.Msg, ":"))
 	}
 	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
-		c.add(t, t.placeOf("cniVersion"), "cniVersion", cniVersion, list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
+		c.add(t, t.root.At("cniVersion"), cniVersion, list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
 			strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	if list.Type == "" && len(list.Plugins) == 0 {
-		c.add(t, t.placeOf("plugins"), "plugins", noPlugin, true, "there is no plugin")
+		c.add(t, t.root.At("plugins"), noPlugin, true, "there is no plugin")
 	}
 	for _, f := range Config(t.data, c.node) {
-		c.add(t, t.placeOf(f.Key), f.Key, f.Code, false, "%s", f.Text)
+		c.add(t, t.root.At(f.Key), f.Code, false, "%s", f.Text)
 	}
 	n := network{part: t, name: list.Name}
 	if list.Type != "" {
@@ -104,22 +109,21 @@ func (c *checker) network(t part) {
 func (c *checker) entry(n *network, path, version string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {
-		c.add(n.part, n.placeOf(path), path, noPlugin, true, "type is missing")
+		c.add(n.part, n.root.At(path), noPlugin, true, "type is missing")
 		return
 	}
 	c.misspelt(n, path+".type", ipam.Type(config))
 	c.misspelt(n, path+".ipam.type", ipam.Type(ipam.Object(config)))
 	if slices.Contains(plugin.Kinds(), kind) {
-		err := plugin.CheckLogging(config)
+		c.refused(n, path, plugin.Part{Config: config}, plugin.CheckLogging(config))
 		if kind == plugin.PodType {
-			_, e := plugin.Split(config)
-			err = errors.Join(err, e)
+			_, err := plugin.Split(config)
+			c.refused(n, path, plugin.Part{Config: config}, err)
 		}
-		c.refused(n, path, plugin.Part{Config: config}, err)
 	}
 	for _, p := range plugin.Parts(config) {
 		if slices.Contains(n.kinds, p.Kind) && slices.Contains(plugin.Kinds(), p.Kind) {
-			c.add(n.part, n.placeOf(path), path, pluginTwice, true, "another entry of this network runs %s already, and both would write the same record", p.Kind)
+			c.add(n.part, n.root.At(path), pluginTwice, true, "another entry of this network runs %s already, and both would write the same record", p.Kind)
 		}
 		n.kinds = append(n.kinds, p.Kind)
 		c.plugin(n, path, version, p)
@@ -132,28 +136,31 @@ func (c *checker) plugin(n *network, path, declared string, p plugin.Part) {
 	}
 	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: declared,
 		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
-	err := parse(r, p.Kind)
+	c.refused(n, path, p, parse(r, p.Kind))
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
-		parsed, e := hostlocal.Parse(r)
-		n.subnets = append(n.subnets, subnetsOf(p.Config, p.Kind, c.node.PodCIDRs, parsed)...)
-		if !hostlocal.NoPodCIDR(e) {
-			err = errors.Join(err, e)
+		parsed, err := hostlocal.Parse(r)
+		n.subnets = append(n.subnets, n.subnetsOf(path, p, c.node.PodCIDRs, parsed)...)
+		if plugin.KeyOf(err) == "" {
+			err = plugin.WithKey("ipam", err)
+		}
+		if !hostlocal.NoPodCIDR(err) {
+			c.refused(n, path, p, err)
 		}
 	}
-	c.refused(n, path, p, err)
 	if p.Kind == "bandwidth" && slices.Contains(version.All.SupportedVersions(), declared) {
 		if err := bandwidth.Plugin().CheckVersion(r.Verb, declared); err != nil {
-			c.add(n.part, n.placeOf("cniVersion"), "cniVersion", cniVersion, true, "bandwidth: %v", err)
+			c.add(n.part, n.root.At("cniVersion"), cniVersion, true, "bandwidth: %v", err)
 		}
 	}
 }
 
-// refused() reports an error of a plugin at the key to which its message refers.
-func (c *checker) refused(n *network, path string, p plugin.Part, err error) {
-	if err != nil {
-		inner, _ := part{places: plugin.KeyPlaces(p.Config)}.mentioned(err.Error())
-		key := strings.Trim(path+"."+p.Key(inner), ".")
-		c.add(n.part, n.placeOf(key), key, codeOf(err), true, "%v", err)
+// refused() reports the errors of a plugin at the keys that they carry.
+func (c *checker) refused(n *network, path string, p plugin.Part, errs ...error) {
+	for _, err := range errs {
+		if err != nil {
+			key := strings.Trim(path+"."+p.Key(plugin.KeyOf(err)), ".")
+			c.add(n.part, n.root.At(key), codeOf(err), true, "%v", err)
+		}
 	}
 }
 
@@ -161,9 +168,9 @@ func (c *checker) refused(n *network, path string, p plugin.Part, err error) {
 // only a warning.
 func (c *checker) misspelt(n *network, path, name string) {
 	kind := plugin.Kind(name)
-	near := cmp.Or(plugin.Nearest(kind, plugin.Kinds()), plugin.Nearest(name, plugin.Kinds()))
+	near := cmp.Or(strict.Nearest(kind, plugin.Kinds()), strict.Nearest(name, plugin.Kinds()))
 	if near != "" && near != kind {
-		c.add(n.part, n.placeOf(path), path, misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", name, near)
+		c.add(n.part, n.root.At(path), misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", name, near)
 	}
 }
 
@@ -204,7 +211,7 @@ func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {
 			if later.name == earlier.name {
-				c.add(later.part, later.placeOf("name"), "name", networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
+				c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
 					later.name, earlier.file)
 				break
 			}
@@ -217,8 +224,7 @@ func (c *checker) clashOfSubnets(earlier, later network) {
 	for _, a := range earlier.subnets {
 		for _, b := range later.subnets {
 			if a.clashes(b) {
-				key, at := later.mentioned("subnet ipam")
-				c.add(later.part, at, key, plugin.SubnetOverlap, true, "subnet %s overlaps %s of network %q in %s: the leases are per network, so that two pods "+
+				c.add(later.part, b.at, plugin.SubnetOverlap, true, "subnet %s overlaps %s of network %q in %s: the leases are per network, so that two pods "+
 					"get one address", b.Prefix, a.Prefix, earlier.name, earlier.file)
 			}
 		}

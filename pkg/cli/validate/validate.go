@@ -16,6 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // Node contains the facts about a node that are compared with a configuration. The zero value means that all facts about the node are
@@ -46,7 +47,7 @@ func Config(data []byte, node Node) []plugin.Finding {
 	if json.Unmarshal(data, &list) != nil {
 		return nil // runtimes reject it
 	}
-	found := plugin.DuplicateKeys(data)
+	found := duplicateKeys(data)
 	if list.Type != "" {
 		return append(found, findings(data, node)...)
 	}
@@ -98,8 +99,8 @@ func inSection(f plugin.Finding, parts []plugin.Part) plugin.Finding {
 			sections = append(sections, p.Kind)
 		}
 	}
-	if near := plugin.Nearest(f.Key, sections); near != "" {
-		f.Text = "unknown key is ignored; the nearest section is " + near
+	if near := strict.Nearest(f.Key, sections); near != "" {
+		f.Text = "unknown key is ignored; did you mean " + near + "?"
 	}
 	return f
 }

@@ -18,13 +18,17 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
+func keysOf(findings []plugin.Finding) (keys []string) {
+	for _, f := range findings {
+		keys = append(keys, f.Key)
+	}
+	return keys
+}
+
 // The function text() returns the keys of a configuration's findings, and all findings as one text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
-	for _, f := range found {
-		keys = append(keys, f.Key)
-	}
-	return keys, fmt.Sprint(found)
+	return keysOf(found), fmt.Sprint(found)
 }
 
 // TestTrapsAreNamedByTheirKeys checks that each misleading setting in a list of plugins causes exactly one finding. Each finding must
@@ -69,6 +73,28 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	if keys, all := text(list(bridge), node); cmp.Diff([]string{"plugins[0].ipam"}, keys) != "" ||
 		!strings.Contains(all, "fd08:0:1::/64 overlaps fd08::/32 dev eth0") {
 		t.Errorf("the node's podCIDR is on the LAN: %s", all)
+	}
+}
+
+// TestDuplicateKeysAreFound checks that duplicateKeys finds repeated keys at any depth. encoding/json silently uses the last value of a
+// repeated key.
+func TestDuplicateKeysAreFound(t *testing.T) {
+	for config, want := range map[string][]string{
+		`{"a":1,"b":{"a":1},"c":[{"a":1},{"a":2}]}`: nil,
+		`{"a":1,"a":1}`:             {"a"},
+		`{"a":1,"b":2,"a":3,"a":4}`: {"a", "a"},
+		`{"plugins":[{},{"ipam":{"ranges":[[{"subnet":1,"subnet":2}]]}}]}`: {"plugins[1].ipam.ranges[0][0].subnet"},
+		`{"a":{"x":[1,{},"}"],"y":"{"},"b":{"y":1,"y":[{"z":1,"z":2}]}}`:   {"b.y", "b.y[0].z"},
+		`{"isGateway":true,"isgateway":false}`:                             nil, // different keys, except for encoding/json
+		`{"a":1,"a":`:                                                      nil, // invalid JSON is another problem
+		`[{"a":1,"a":2}]`:                                                  {"[0].a"},
+		`7`:                                                                nil,
+		``:                                                                 nil,
+		strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000): nil,
+	} {
+		if diff := cmp.Diff(want, keysOf(duplicateKeys([]byte(config)))); diff != "" {
+			t.Errorf("%.80s: %s", config, diff)
+		}
 	}
 }
 

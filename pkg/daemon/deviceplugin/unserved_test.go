@@ -14,14 +14,14 @@ func TestUnserved(t *testing.T) {
 	l := newLab(t, twoPFs(t), `{"resourceList": [`+odd+`, {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}}]}`)
 	l.awaitDevices("example.com/one", vf01)
 	l.awaitLog("level=ERROR", "a configuration entry is not supported",
-		"config.json:1: resourceList[0].deviceType: unsupported: accelerator", "example.com/fpga")
+		"config.json:1:44: resourceList[0].deviceType: unsupported: accelerator", "example.com/fpga")
 	l.awaitLog("level=ERROR", "a configuration entry is not supported", "unsupported: vdpaType", "example.com/vdpa")
 	l.await("/metrics", `podlace_sriov_config_unserved{resource="example.com/fpga"} 1`,
 		`podlace_sriov_config_unserved{resource="example.com/vdpa"} 1`)
 	l.await("/readyz", "ok")
 	l.Strict = true
 	if err := runDaemon(t.Context(), l.daemonOptions, nil, quiet()); err == nil ||
-		!strings.Contains(err.Error(), "config.json:1: resourceList[0].deviceType: unsupported: accelerator") {
+		!strings.Contains(err.Error(), "config.json:1:44: resourceList[0].deviceType: unsupported: accelerator") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -69,14 +70,14 @@ const NoTaint = "off"
 type Config struct {
 	Resources []Resource
 	PFs       []pfEntry
-	Taints    Taints    // for resources of the API DRA
-	AnyDRA    bool      // a resource has the API DRA, on this host or on another host
-	Notes     []Problem // warnings that apply on every node
+	Taints    Taints           // for resources of the API DRA
+	AnyDRA    bool             // a resource has the API DRA, on this host or on another host
+	Notes     []strict.Problem // warnings that apply on every node
 }
 
 // Resource is an entry of resourceList.
 type Resource struct {
-	Place
+	strict.Place
 	Prefix, Name    string
 	API             API
 	ExcludeTopology bool
@@ -89,8 +90,8 @@ type Resource struct {
 	VF              *vfconfig.Config   // configuration in the DeviceClass of the resource; nil for none
 	ClaimMay        vfconfig.Allowance // for the API DRA: keys that claims may set for their VFs
 	CDI             CDI
-	Unserved        []Problem // why the resource is not offered; it still takes its devices from later resources
-	otherType       bool      // the deviceType is not supported, so the resource matches no device
+	Unserved        []strict.Problem // why the resource is not offered; it still takes its devices from later resources
+	otherType       bool             // the deviceType is not supported, so the resource matches no device
 	hosts           []string
 }
 
@@ -99,7 +100,7 @@ func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
 // A selector matches a device if the device meets all conditions of the selector.
 type selector struct {
-	Place
+	strict.Place
 	Conditions []condition
 	RDMA       bool // containers get the RDMA device files
 	VhostNet   bool // containers get /dev/vhost-net and /dev/net/tun
@@ -107,7 +108,7 @@ type selector struct {
 
 // A condition is one key of a selector. A device meets a condition if it has one of the values of the key.
 type condition struct {
-	Place
+	strict.Place
 	Name string // the key, such as pfNames
 	test test
 }
@@ -123,7 +124,7 @@ type test interface {
 // pfEntry is an entry of the list pfs. Each pfEntry defines the number of VFs of one PF. A pfEntry identifies the PF by its interface
 // (Name) or its PCI address (Address).
 type pfEntry struct {
-	Place
+	strict.Place
 	Name    string
 	Address pci.Address
 	NumVFs  int
@@ -140,59 +141,73 @@ type Source struct {
 	Strict bool   // an unsupported entry is an error
 }
 
-// Parse parses and validates a configuration. The error of Parse contains every Problem of the configuration. Each Problem is a text of one
-// line.
+// maxBytes is the maximum size of a configuration.
+const maxBytes = 1 << 20
+
+// Parse parses and validates a configuration. Its error is a value of strict.Problems.
 func Parse(src Source, data []byte) (*Config, error) {
-	r := &reader{file: src.File}
+	r := &reader{Report: &strict.Report{File: src.File, Lenient: true}}
+	start := strict.Place{File: src.File, Line: 1, Column: 1}
 	if _, err := resourcePrefix(src.Prefix); err != nil {
-		r.fail(Place{File: src.File, Line: 1}, "default resourcePrefix: %v", err)
+		r.Fail(start, "default resourcePrefix: %v", err)
 	}
-	root, ok := parseJSON(r, data)
+	if len(data) > maxBytes {
+		r.Fail(start, "too large: want at most %d bytes", maxBytes)
+		return nil, r.Err()
+	}
+	root, ok := r.Parse(data)
 	if !ok {
-		return nil, r.joinProblems()
+		return nil, r.Err()
 	}
 	c := r.readConfig(root, src)
-	if err := r.joinProblems(); err != nil {
+	if err := r.Err(); err != nil {
 		return nil, err
 	}
-	c.Notes = r.notes
+	c.Notes = r.Notes
 	return c, nil
 }
 
+// The type reader converts values into a configuration. Some files for the SR-IOV network device plugin rely on encoding/json, so null and
+// the case of keys do not matter.
+type reader struct {
+	*strict.Report
+	unserved strict.Report // notes about valid keys for which the current resource is not offered
+}
+
 // readConfig reads the whole configuration. readConfig validates entries for other hosts too, but does not add them to the result.
-func (r *reader) readConfig(root value, src Source) *Config {
+func (r *reader) readConfig(root strict.Value, src Source) *Config {
 	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto
-	var resources value
-	keys := r.readObject(root, []field{
-		{"resourceList", func(v value) { resources = v }},
-		{"pfs", r.listOf(func(v value) {
+	var resources strict.Value
+	keys := r.Object(root, strict.Fields{
+		"resourceList": func(v strict.Value) { resources = v },
+		"pfs": r.Each(func(v strict.Value) {
 			if pf := r.readPF(v); onHost(pf.hosts, src.Host) {
 				c.PFs = append(c.PFs, pf)
 			}
-		})},
-		{"cdi", oneOf(r, &cdi, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
-		{"dra", func(v value) { r.readDRA(v, &c.Taints) }},
+		}),
+		"cdi": strict.To(r.Report, &cdi, strict.OneOf(CDIAuto, CDIField, CDIAnnotation, CDIOff)),
+		"dra": func(v strict.Value) { r.readDRA(v, &c.Taints) },
 	})
-	r.requireKey(root, keys, "resourceList")
-	if resources.kind != "" { // after cdi, which may come later in the file
-		r.listOf(func(v value) {
+	r.Require(root, keys, "resourceList", "")
+	if resources.Data != nil { // after cdi, which may come later in the file
+		r.Each(func(v strict.Value) {
 			resource := r.readResource(v, src.Prefix, cdi)
 			c.AnyDRA = c.AnyDRA || resource.API == DRA
 			if !onHost(resource.hosts, src.Host) {
-				r.note(v.Place, "resource %s: only for hosts %s; this host is %s", resource.FullName(), strings.Join(resource.hosts, ", "),
+				r.Note(v.Place, "resource %s: only for hosts %s; this host is %s", resource.FullName(), strings.Join(resource.hosts, ", "),
 					src.Host)
 				return
 			}
 			for _, p := range resource.Unserved {
 				if src.Strict {
-					r.fail(p.Place, "%s", p.Text)
+					r.Fail(p.Place, "%s", p.Text)
 				}
 			}
 			c.Resources = append(c.Resources, resource)
 		})(resources)
-		if len(resources.items) == 0 && len(c.PFs) == 0 {
-			r.note(resources.Place, "no resource is configured: no device is offered")
+		if list, _ := resources.Data.(strict.List); len(list) == 0 && len(c.PFs) == 0 {
+			r.Note(resources.Place, "no resource is configured: no device is offered")
 		}
 	}
 	r.checkNames(c.Resources)
@@ -200,28 +215,28 @@ func (r *reader) readConfig(root value, src Source) *Config {
 	return c
 }
 
-func (r *reader) readResource(v value, prefix string, cdi CDI) Resource {
+func (r *reader) readResource(v strict.Value, prefix string, cdi CDI) Resource {
 	res := Resource{Place: v.Place, Prefix: prefix, API: DevicePlugin, UnknownNUMA: unknownOmit, Policy: NUMABestFit, CDI: cdi}
-	r.unserved = nil
-	keys := r.readObject(v, []field{
-		{"resourceName", r.checkedString(&res.Name, resourceName)},
-		{"resourcePrefix", r.checkedString(&res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) })},
-		{"deviceType", func(v value) { r.readDeviceType(v, &res) }},
-		{"excludeTopology", r.readBoolean(&res.ExcludeTopology)},
-		{"additionalInfo", func(v value) { res.AdditionalInfo = r.readAdditionalInfo(v) }},
-		{"selectors", func(v value) { res.Selectors = r.readSelectors(v) }},
-		{"splitByNuma", r.readBoolean(&res.SplitByNUMA)},
-		{"unknownNuma", oneOf(r, &res.UnknownNUMA, unknownOmit, unknownAll, unknownExclude)},
-		{"policy", oneOf(r, &res.Policy, NUMABestFit, Pack, Balance, DistinctPF)},
-		{"driver", r.checkedString(&res.Driver, driverName)},
-		{"cdi", oneOf(r, &res.CDI, CDIAuto, CDIField, CDIAnnotation, CDIOff)},
-		{"api", oneOf(r, &res.API, DevicePlugin, DRA)},
-		{"vf", func(v value) { res.VF = r.readVF(v) }},
-		{"claimMay", func(v value) { res.ClaimMay = r.readClaimMay(v) }},
-		{"hosts", r.stringList(&res.hosts, hostPattern)},
-	}, field{"SelectorObj", r.readNull}, field{"SelectorObjs", r.readNull})
-	res.Unserved = r.unserved
-	r.requireKey(v, keys, "resourceName")
+	r.unserved = strict.Report{}
+	keys := r.Object(v, strict.Fields{
+		"resourceName":    strict.To(r.Report, &res.Name, resourceName),
+		"resourcePrefix":  strict.To(r.Report, &res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) }),
+		"deviceType":      func(v strict.Value) { r.readDeviceType(v, &res) },
+		"excludeTopology": r.Bool(&res.ExcludeTopology),
+		"additionalInfo":  func(v strict.Value) { res.AdditionalInfo = r.readAdditionalInfo(v) },
+		"selectors":       func(v strict.Value) { res.Selectors = r.readSelectors(v) },
+		"splitByNuma":     r.Bool(&res.SplitByNUMA),
+		"unknownNuma":     strict.To(r.Report, &res.UnknownNUMA, strict.OneOf(unknownOmit, unknownAll, unknownExclude)),
+		"policy":          strict.To(r.Report, &res.Policy, strict.OneOf(NUMABestFit, Pack, Balance, DistinctPF)),
+		"driver":          strict.To(r.Report, &res.Driver, driverName),
+		"cdi":             strict.To(r.Report, &res.CDI, strict.OneOf(CDIAuto, CDIField, CDIAnnotation, CDIOff)),
+		"api":             strict.To(r.Report, &res.API, strict.OneOf(DevicePlugin, DRA)),
+		"vf":              func(v strict.Value) { res.VF = r.readVF(v) },
+		"claimMay":        func(v strict.Value) { res.ClaimMay = r.readClaimMay(v) },
+		"hosts":           strict.ListTo(r.Report, &res.hosts, hostPattern),
+	}, r.foreignKeys())
+	res.Unserved = r.unserved.Notes
+	r.Require(v, keys, "resourceName", "")
 	r.checkSplit(&res, keys)
 	r.checkDriver(&res, keys)
 	r.checkAPI(v, &res)
@@ -229,63 +244,62 @@ func (r *reader) readResource(v value, prefix string, cdi CDI) Resource {
 }
 
 // readPF reads an entry of pfs.
-func (r *reader) readPF(v value) pfEntry {
+func (r *reader) readPF(v strict.Value) pfEntry {
 	pf := pfEntry{Place: v.Place}
-	keys := r.readObject(v, []field{
-		{"pfName", r.checkedString(&pf.Name, interfaceName)},
-		{"pciAddress", r.readAddress(&pf.Address)},
-		{"numVfs", func(v value) { pf.NumVFs, _ = r.readInteger(v, 0, maxVFs) }},
-		{"offerPf", r.readBoolean(&pf.Offer)},
-		{"offerWhole", r.readBoolean(&pf.Whole)},
-		{"hosts", r.stringList(&pf.hosts, hostPattern)},
+	keys := r.Object(v, strict.Fields{
+		"pfName":     strict.To(r.Report, &pf.Name, interfaceName),
+		"pciAddress": strict.To(r.Report, &pf.Address, pci.ParseAddress),
+		"numVfs":     strict.To(r.Report, &pf.NumVFs, strict.Between(0, maxVFs)),
+		"offerPf":    r.Bool(&pf.Offer),
+		"offerWhole": r.Bool(&pf.Whole),
+		"hosts":      strict.ListTo(r.Report, &pf.hosts, hostPattern),
 	})
-	r.requireKey(v, keys, "numVfs")
+	r.Require(v, keys, "numVfs", "")
 	if pf.Offer && pf.NumVFs > 0 {
-		r.fail(keys["offerPf"], "a PF with VFs cannot be offered itself: want \"numVfs\": 0")
+		r.Fail(keys["offerPf"], "a PF with VFs cannot be offered itself: want \"numVfs\": 0")
 	}
-	if pf.Whole && pf.NumVFs == 0 && keys["numVfs"] != (Place{}) {
-		r.fail(keys["offerWhole"], "the PF has no VFs: want numVfs above 0, or offerPf instead")
+	if pf.Whole && pf.NumVFs == 0 && keys["numVfs"] != (strict.Place{}) {
+		r.Fail(keys["offerWhole"], "the PF has no VFs: want numVfs above 0, or offerPf instead")
 	}
 	_, name := keys["pfName"]
-	if _, address := keys["pciAddress"]; name == address && v.kind == object {
-		r.fail(v.Place, "want either pfName or pciAddress")
+	if _, address := keys["pciAddress"]; name == address && keys != nil {
+		r.Fail(v.Place, "want either pfName or pciAddress")
 	}
 	return pf
 }
 
-// readAdditionalInfo reads the additional data for containers. Each key of the map that readAdditionalInfo returns is a PCI address, or "*"
-// for all devices.
-func (r *reader) readAdditionalInfo(v value) map[string]map[string]string {
-	if !r.hasKind(v, object) {
-		return nil
+// foreignKeys returns the keys of a resource that cause an error of their own.
+func (r *reader) foreignKeys() strict.Fields {
+	fields := r.selectorKeys(&selector{})
+	for key := range fields {
+		fields[key] = func(v strict.Value) { r.Fail(v.Place, "unknown key; it belongs in selectors") }
 	}
-	out := map[string]map[string]string{}
-	for _, device := range v.members {
-		address, err := pci.ParseAddress(device.key)
-		if err != nil && device.key != "*" {
-			r.fail(device.value.Place, `want a PCI address, such as 0000:3b:10.2, or "*"`)
-		}
-		key := cmp.Or(address.String(), device.key)
-		if out[key] != nil {
-			r.fail(device.value.Place, "duplicate key")
-		}
-		out[key] = r.info(device.value)
+	for _, key := range []string{"SelectorObj", "SelectorObjs"} {
+		fields[key] = func(v strict.Value) { r.Fail(v.Place, "want null, as the SR-IOV network operator writes it") }
 	}
-	return out
+	return fields
 }
 
-func (r *reader) info(v value) map[string]string {
-	info := map[string]string{}
-	if !r.hasKind(v, object) {
-		return info
-	}
-	for _, m := range v.members {
-		if _, again := info[m.key]; again {
-			r.fail(m.value.Place, "duplicate key")
+// readAdditionalInfo reads the additional data for containers. Each key of the map that readAdditionalInfo returns is a PCI address, or "*"
+// for all devices.
+func (r *reader) readAdditionalInfo(v strict.Value) map[string]map[string]string {
+	out := map[string]map[string]string{}
+	r.Members(func(device strict.Value) {
+		address, err := pci.ParseAddress(device.Name)
+		if err != nil && device.Name != "*" {
+			r.Fail(device.Place, `want a PCI address, such as 0000:3b:10.2, or "*"`)
 		}
-		if r.hasKind(m.value, text) {
-			info[m.key] = m.value.text
+		key := cmp.Or(address.String(), device.Name)
+		if out[key] != nil {
+			r.Fail(device.Place, "duplicate key")
 		}
-	}
-	return info
+		info := map[string]string{}
+		r.Members(func(v strict.Value) {
+			var text string
+			r.Text(&text)(v)
+			info[v.Name] = text
+		})(device)
+		out[key] = info
+	})(v)
+	return out
 }

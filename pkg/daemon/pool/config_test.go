@@ -11,9 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 func source() Source { return Source{File: "config.json", Prefix: "intel.com", Host: "gpu-7"} }
+
+func at(line, column int, key string) strict.Place {
+	return strict.Place{File: "config.json", Line: line, Column: column, Key: key}
+}
 
 func mustParse(t testing.TB, config string) *Config {
 	t.Helper()
@@ -55,29 +60,29 @@ func TestParse(t *testing.T) {
 }`)
 	want := &Config{
 		Resources: []Resource{
-			{Place: Place{"config.json", 4, "resourceList[0]"}, Prefix: "intel.com", Name: "plain", API: DevicePlugin,
+			{Place: at(4, 5, "resourceList[0]"), Prefix: "intel.com", Name: "plain", API: DevicePlugin,
 				UnknownNUMA: unknownOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
-			{Place: Place{"config.json", 5, "resourceList[1]"}, Prefix: "example.org", Name: "full_1", API: DevicePlugin, ExcludeTopology: true,
+			{Place: at(5, 5, "resourceList[1]"), Prefix: "example.org", Name: "full_1", API: DevicePlugin, ExcludeTopology: true,
 				AdditionalInfo: map[string]map[string]string{"*": {"token": "x"}, "0000:3b:10.2": {"mac": "y"}},
 				Selectors: []selector{
-					{Place: Place{"config.json", 11, "resourceList[1].selectors[0]"},
-						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[0].vendors"}, Name: "vendors"}}},
-					{Place: Place{"config.json", 11, "resourceList[1].selectors[1]"}, RDMA: true, VhostNet: true,
-						Conditions: []condition{{Place: Place{"config.json", 11, "resourceList[1].selectors[1].isRdma"}, Name: "isRdma"}}},
+					{Place: at(11, 21, "resourceList[1].selectors[0]"),
+						Conditions: []condition{{Place: at(11, 22, "resourceList[1].selectors[0].vendors"), Name: "vendors"}}},
+					{Place: at(11, 44, "resourceList[1].selectors[1]"), RDMA: true, VhostNet: true,
+						Conditions: []condition{{Place: at(11, 45, "resourceList[1].selectors[1].isRdma"), Name: "isRdma"}}},
 				},
 				SplitByNUMA: true, UnknownNUMA: unknownAll, Policy: DistinctPF, Driver: "mlx5_core", CDI: CDIOff},
-			{Place: Place{"config.json", 20, "resourceList[3]"}, Prefix: "intel.com", Name: "null", API: DevicePlugin,
+			{Place: at(20, 5, "resourceList[3]"), Prefix: "intel.com", Name: "null", API: DevicePlugin,
 				UnknownNUMA: unknownOmit, Policy: NUMABestFit,
 				CDI: CDIAnnotation},
 		},
 		PFs: []pfEntry{
-			{Place: Place{"config.json", 23, "pfs[0]"}, Name: "ens1f0", NumVFs: 4},
-			{Place: Place{"config.json", 24, "pfs[1]"}, Address: pciAddr(0x3b, 0, 1), Offer: true},
+			{Place: at(23, 5, "pfs[0]"), Name: "ens1f0", NumVFs: 4},
+			{Place: at(24, 5, "pfs[1]"), Address: pciAddr(0x3b, 0, 1), Offer: true},
 		},
 		Taints: Taints{"NoSchedule", "NoSchedule", "NoExecute"},
-		Notes: []Problem{{Place{"config.json", 19, "resourceList[2]"},
-			"resource intel.com/elsewhere: only for hosts cpu-*; this host is gpu-7"}},
+		Notes: []strict.Problem{{Place: at(19, 5, "resourceList[2]"),
+			Text: "resource intel.com/elsewhere: only for hosts cpu-*; this host is gpu-7"}},
 	}
 	if diff := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Resource{}, pfEntry{}, condition{}),
 		cmp.Comparer(func(a, b pci.Address) bool { return a == b })); diff != "" {
@@ -100,8 +105,8 @@ func TestParseLenient(t *testing.T) {
 		notes = append(notes, n.Error())
 	}
 	if diff := cmp.Diff([]string{
-		"config.json:1: resourcelist: read as resourceList",
-		"config.json:1: resourcelist[0].selectors.isrdma: read as isRdma",
+		"config.json:1:2: resourcelist: read as resourceList",
+		"config.json:1:51: resourcelist[0].selectors.isrdma: read as isRdma",
 	}, notes); diff != "" {
 		t.Error(diff)
 	}
@@ -139,8 +144,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse(source(), data)
 		if err != nil {
-			if p := (Problem{}); c != nil || !errors.As(err, &p) || p.Line < 1 || p.Line > strings.Count(string(data), "\n")+1 ||
-				strings.Count(err.Error(), "\n") > maxProblems {
+			if p := (strict.Problems{}); c != nil || !errors.As(err, &p) || p[0].Line < 1 || p[0].Line > strings.Count(string(data), "\n")+1 ||
+				strings.Count(err.Error(), "\n") > 100 {
 				t.Errorf("%q: %+v, %v", data, c, err)
 			}
 			return

@@ -3,10 +3,10 @@
 package pool
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -15,79 +15,75 @@ import (
 const maxAttribute = 64
 
 // readDRA reads the section "dra" of the configuration.
-func (r *reader) readDRA(v value, t *Taints) {
-	effect := func(to *string) func(value) { return oneOf(r, to, "NoSchedule", "NoExecute", "None", NoTaint) }
-	r.readObject(v, []field{{"taints", func(v value) {
-		r.readObject(v, []field{{"linkDown", effect(&t.LinkDown)}, {"unhealthy", effect(&t.Unhealthy)}, {"gone", effect(&t.Gone)}})
-	}}})
+func (r *reader) readDRA(v strict.Value, t *Taints) {
+	effect := func(to *string) func(strict.Value) {
+		return strict.To(r.Report, to, strict.OneOf("NoSchedule", "NoExecute", "None", NoTaint))
+	}
+	r.Object(v, strict.Fields{"taints": func(v strict.Value) {
+		r.Object(v, strict.Fields{"linkDown": effect(&t.LinkDown), "unhealthy": effect(&t.Unhealthy), "gone": effect(&t.Gone)})
+	}})
 }
 
 // readVF reads the key "vf": the configuration for the DeviceClass of a resource.
-func (r *reader) readVF(v value) *vfconfig.Config {
+func (r *reader) readVF(v strict.Value) *vfconfig.Config {
 	c := &vfconfig.Config{}
-	var fields []field
-	for _, key := range vfconfig.Keys() {
-		fields = append(fields, field{key, func(v value) {
-			switch err := c.Put(key, v.asAny()); {
-			case err != nil:
-				r.fail(v.Place, "%v", err)
-			case key == "mac" || key == "ips":
-				r.fail(v.Place, "all VFs of the class would share it: set it in claims")
-			}
-		}})
-	}
-	before := len(r.problems)
-	if r.readObject(v, fields); len(r.problems) == before {
-		if err := c.Validate(); err != nil {
-			r.fail(v.Place, "%v", err)
+	before := len(r.Problems)
+	keys := r.Object(v, c.Fields(r.Report))
+	for _, key := range []string{"mac", "ips"} {
+		if c.Has(key) {
+			r.Fail(keys[key], "all VFs of the class would share it: set it in claims")
 		}
+	}
+	if err := c.Validate(); err != nil && len(r.Problems) == before {
+		r.Fail(v.Place, "%v", err)
 	}
 	return c
 }
 
 // readClaimMay reads the list "claimMay" of the keys that claims may set. An item of the list "claimMay" is either a key or an object. Each
 // member of this object is a key with its limit.
-func (r *reader) readClaimMay(v value) vfconfig.Allowance {
+func (r *reader) readClaimMay(v strict.Value) vfconfig.Allowance {
 	a := vfconfig.Allowance{}
-	r.listOf(func(v value) {
-		switch v.kind {
-		case text:
-			if err := a.Allow(v.text); err != nil {
-				r.fail(v.Place, "%+.40q: %v", v.text, err)
+	r.Each(func(v strict.Value) {
+		switch data := v.Data.(type) {
+		case string:
+			if err := a.Allow(data); err != nil {
+				r.Fail(v.Place, "%s: %v", v, err)
 			}
-		case object:
-			for _, m := range v.members {
-				if err := a.Limit(m.key, m.value.asAny()); err != nil {
-					r.fail(m.value.Place, "%v", err)
+		case strict.Object:
+			r.Members(func(v strict.Value) {
+				if err := a.Limit(v.Name, v); err != nil {
+					r.Fail(v.Place, "%v", err)
 				}
-			}
+			})(v)
 		default:
-			r.hasKind(v, "a key, or an object of keys with their limits")
+			r.Fail(v.Place, "%s: want a key, or an object of keys with their limits", v)
 		}
 	})(v)
 	return a
 }
 
 // checkAPI reports an error for each key that has no effect with the API of the resource.
-func (r *reader) checkAPI(v value, res *Resource) {
+func (r *reader) checkAPI(v strict.Value, res *Resource) {
 	if res.API == DRA && res.ClaimMay == nil {
 		res.ClaimMay = vfconfig.DefaultAllowance()
 	}
-	for _, m := range v.members {
-		if m.value.kind == null {
+	object, _ := v.Data.(strict.Object)
+	for _, m := range object {
+		if m.Data == nil {
 			continue
 		}
-		switch key := strings.ToLower(m.key); {
+		switch key := strings.ToLower(m.Name); {
 		case res.API != DRA && (key == "vf" || key == "claimmay"):
-			r.fail(m.value.Place, `has no effect: want "api": "dra" beside it`)
+			r.Fail(m.Place, `has no effect: want "api": "dra" beside it`)
 		case res.API == DRA && (key == "policy" || key == "splitbynuma" || key == "excludetopology" || key == "cdi"):
-			r.fail(m.value.Place, `has no effect with "api": "dra": remove it; %s`, draReplacement(key))
+			r.Fail(m.Place, `has no effect with "api": "dra": remove it; %s`, draReplacement(key))
 		case res.API == DRA && key == "unknownnuma" && res.UnknownNUMA == unknownAll:
-			r.fail(m.value.Place, `"all" has no effect with "api": "dra": want omit, exclude`)
+			r.Fail(m.Place, `"all" has no effect with "api": "dra": want omit, exclude`)
 		}
 	}
 	if n := len(res.FullName()); res.API == DRA && res.Name != "" && n > maxAttribute {
-		r.fail(res.Place, `resource %s: %d bytes: want at most %d with "api": "dra", prefix included`, res.FullName(), n, maxAttribute)
+		r.Fail(res.Place, `resource %s: %d bytes: want at most %d with "api": "dra", prefix included`, res.FullName(), n, maxAttribute)
 	}
 }
 
@@ -97,27 +93,6 @@ func draReplacement(key string) string {
 		return "claims always get device files by CDI"
 	}
 	return "claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
-}
-
-// asAny converts a value to the Go type that encoding/json with UseNumber would return.
-func (v value) asAny() any {
-	switch v.kind {
-	case boolean:
-		return v.yes
-	case number:
-		return json.Number(v.text)
-	case text:
-		return v.text
-	case list:
-		items := make([]any, len(v.items))
-		for i, item := range v.items {
-			items[i] = item.asAny()
-		}
-		return items
-	case object:
-		return map[string]any{}
-	}
-	return nil
 }
 
 // excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. If the PF is not offered as a whole, or if the

@@ -4,8 +4,11 @@ package pool
 
 import (
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 var long = strings.Repeat("x", 64) // one character more than the limit of names
@@ -14,20 +17,20 @@ var long = strings.Repeat("x", 64) // one character more than the limit of names
 // line number, TestParseErrors adds the line and the key of the resource.
 var parseErrors = []struct{ config, want string }{
 	// Errors of the whole file.
-	{``, "1: unexpected end of JSON input"},
-	{"{\n\n]", "3: invalid character ']' looking for beginning of object key string"},
-	{"{\"resourceList\":[]}\n{", "2: invalid character '{' after top-level value"},
-	{strings.Repeat("[", 20) + strings.Repeat("]", 20), "1: " + strings.Repeat("[0]", 17) + ": nested more than 16 levels deep"},
-	{strings.Repeat("[", 20000) + strings.Repeat("]", 20000), "1: invalid character '[' exceeded max depth"},
+	{``, "1: the text ends here: a }, a ] or a quote is missing"},
+	{"{\n\n]", "3: no JSON: invalid character ']' looking for beginning of object key string" + hint},
+	{"{\"resourceList\":[]}\n{", "2: no JSON: invalid character '{' after top-level value"},
+	{strings.Repeat("[", 40) + strings.Repeat("]", 40), "1: " + strings.Repeat("[0]", 32) + ": nested more than 32 levels deep"},
+	{strings.Repeat("[", 20000) + strings.Repeat("]", 20000), "1: no JSON: invalid character '[' exceeded max depth" + hint},
 	{`{"resourceList":[]` + strings.Repeat(" ", 1<<20) + "}", "1: too large: want at most 1048576 bytes"},
 	{`[]`, "1: a list: want an object"},
 	{`{}`, "1: resourceList is missing"},
 	{`{"resourceList":{}}`, "1: resourceList: an object: want a list"},
 	{`{"resourceList":[],"resourceList":[]}`, "1: resourceList: duplicate key, first in line 1"},
-	{"{\"resourceList\":\n[],\"ResourceLIST\":[]}", "2: ResourceLIST: duplicate key, first in line 2"},
+	{"{\"resourceList\":\n[],\"ResourceLIST\":[]}", "2: ResourceLIST: duplicate key, first in line 1"},
 	{`{"resourceList":[],"resourcelists":1}`, "1: resourcelists: unknown key; did you mean resourceList?"},
-	{`{"resourceList":[],"x":1}`, "1: x: unknown key; known keys: resourceList, pfs, cdi, dra"},
-	{`{"resourceList":[],"a\nb":1}`, `1: "a\nb": unknown key; known keys: resourceList, pfs, cdi, dra`},
+	{`{"resourceList":[],"x":1}`, "1: x: unknown key; known keys: cdi, dra, pfs, resourceList"},
+	{`{"resourceList":[],"a\nb":1}`, `1: "a\nb": unknown key; known keys: cdi, dra, pfs, resourceList`},
 	{`{"resourceList":[],"cdi":"on"}`, `1: cdi: "on": want auto, field, annotation, off`},
 	// Errors in resources.
 	{`{"resourceList":[7]}`, "1: resourceList[0]: 7: want an object"},
@@ -56,8 +59,8 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"resourcePrefix":"x.kubernetes.io"`), `resourcePrefix: "x.kubernetes.io": this prefix is reserved for Kubernetes`},
 	{resource(`"resourcePrefix":"requests.x"`), `resourcePrefix: "requests.x": this prefix is reserved for Kubernetes`},
 	{resource(`"deviceType":"x"`), `deviceType: "x": want netDevice`},
-	{resource(`"excludeTopology":"yes"`), `excludeTopology: "yes": want a boolean`},
-	{resource(`"splitByNuma":1`), `splitByNuma: 1: want a boolean`},
+	{resource(`"excludeTopology":"yes"`), `excludeTopology: "yes": want true or false`},
+	{resource(`"splitByNuma":1`), `splitByNuma: 1: want true or false`},
 	{resource(`"unknownNuma":"none"`), `unknownNuma: "none": want omit, all, exclude`},
 	{resource(`"policy":"packed"`), `policy: "packed": want numa-best-fit, pack, balance, distinct-pf`},
 	{resource(`"policy":true`), `policy: true: want a string`},
@@ -101,7 +104,7 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"api":"dra","vf":{"minTxRate":2,"maxTxRate":1}`), `vf: minTxRate 2: more than maxTxRate 1`},
 	{resource(`"api":"dra","claimMay":{}`), `claimMay: an object: want a list`},
 	{resource(`"api":"dra","claimMay":[1]`), `claimMay[0]: 1: want a key, or an object of keys with their limits`},
-	{resource(`"api":"dra","claimMay":["vlann"]`), `claimMay[0]: "vlann": no such key; did you mean vlan?`},
+	{resource(`"api":"dra","claimMay":["vlann"]`), `claimMay[0]: "vlann": unknown key; did you mean vlan?`},
 	{resource(`"api":"dra","claimMay":["vlan",{"vlan":"1-2"}]`), `claimMay[1].vlan: duplicate key`},
 	{resource(`"api":"dra","claimMay":[{"vlan":5}]`), `claimMay[0].vlan: 5: want ranges in quotes, such as "100-199,300"`},
 	{resource(`"api":"dra","claimMay":[{"vlan":null}]`),
@@ -138,8 +141,8 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"selectors":{"rootDevices":["a#3"]}`),
 		`selectors.rootDevices[0]: PCI address "a": want domain:bus:device.function, such as 0000:3b:10.2`},
 	{resource(`"selectors":{"linkTypes":["infini"]}`), `selectors.linkTypes[0]: "infini": want ether or infiniband`},
-	{resource(`"selectors":{"isRdma":"true"}`), `selectors.isRdma: "true": want a boolean`},
-	{resource(`"selectors":{"needVhostNet":1}`), `selectors.needVhostNet: 1: want a boolean`},
+	{resource(`"selectors":{"isRdma":"true"}`), `selectors.isRdma: "true": want true or false`},
+	{resource(`"selectors":{"needVhostNet":1}`), `selectors.needVhostNet: 1: want true or false`},
 	{resource(`"selectors":{"numaNodes":[-2]}`), `selectors.numaNodes[0]: -2: want a whole number between -1 and 1023`},
 	{resource(`"selectors":{"numaNodes":["0"]}`), `selectors.numaNodes[0]: "0": want a number`},
 	{resource(`"selectors":{"numaNodes":[1e0]}`), `selectors.numaNodes[0]: 1e0: want a whole number between -1 and 1023`},
@@ -153,14 +156,19 @@ var parseErrors = []struct{ config, want string }{
 	{pfs(`{"pciAddress":"x","numVfs":1}`), `pfs[0].pciAddress: PCI address "x": want domain:bus:device.function, such as 0000:3b:10.2`},
 	{pfs(`{"pfName":"a","numVfs":-1}`), "pfs[0].numVfs: -1: want a whole number between 0 and 65535"},
 	{pfs(`{"pfName":"a","numVfs":1},{"pfName":"a","numVfs":2}`), "pfs[1]: pfs[0] in line 1 is for the same PF"},
-	{pfs(`{"pfName":"a","numVfs":0,"offerPf":1}`), "pfs[0].offerPf: 1: want a boolean"},
+	{pfs(`{"pfName":"a","numVfs":0,"offerPf":1}`), "pfs[0].offerPf: 1: want true or false"},
 	{pfs(`{"pfName":"a","numVfs":1,"offerPf":true}`), `pfs[0].offerPf: a PF with VFs cannot be offered itself: want "numVfs": 0`},
 	{pfs(`{"pfName":"a","numVfs":0,"offerWhole":true}`),
 		`pfs[0].offerWhole: the PF has no VFs: want numVfs above 0, or offerPf instead`},
-	{pfs(`{"pfName":"a","numVfs":1,"offerWhole":0}`), "pfs[0].offerWhole: 0: want a boolean"},
+	{pfs(`{"pfName":"a","numVfs":1,"offerWhole":0}`), "pfs[0].offerWhole: 0: want true or false"},
 	{pfs(`{"pfName":"a","numVf":1}`), "pfs[0].numVf: unknown key; did you mean numVfs?\nconfig.json:1: pfs[0]: numVfs is missing"},
 	{pfs(`[]`), "pfs[0]: a list: want an object"},
 }
+
+// hint follows the text of a syntax error.
+const hint = "; put commas between keys but not after the last, and quotes around keys and strings"
+
+var column = regexp.MustCompile(`(?m)^(config\.json:\d+):\d+`)
 
 // TestParseErrors checks that the error for each invalid configuration contains the line and the key.
 func TestParseErrors(t *testing.T) {
@@ -174,7 +182,7 @@ func TestParseErrors(t *testing.T) {
 			want = "config.json:1: " + key + test.want
 		}
 		c, err := Parse(source(), []byte(test.config))
-		if c != nil || err == nil || err.Error() != want {
+		if c != nil || err == nil || column.ReplaceAllString(err.Error(), "$1") != want {
 			t.Errorf("%.200s\n got %v\nwant %s", test.config, err, want)
 		}
 	}
@@ -185,7 +193,7 @@ func resource(keys string) string { return `{"resourceList":[{"resourceName":"a"
 func pfs(items string) string { return `{"resourceList":[],"pfs":[` + items + `]}` }
 
 // TestParseAllErrors checks that the error of Parse contains all errors of a file. TestParseAllErrors also checks that each of these errors
-// has the type Problem.
+// has the type strict.Problem.
 func TestParseAllErrors(t *testing.T) {
 	_, err := Parse(source(), []byte(`{
   "resourceList": [
@@ -197,18 +205,18 @@ func TestParseAllErrors(t *testing.T) {
   ],
   "cdi": 1
 }`))
-	want := `config.json:3: resourceList[0].resourceName: "a b": want letters, digits, - and _
-config.json:4: resourceList[0].polcy: unknown key; did you mean policy?
-config.json:5: resourceList[0].selectors[0].vendors[0]: "1": want four hexadecimal digits, such as 8086
-config.json:5: resourceList[0].selectors[0].vendors[2]: "2": want four hexadecimal digits, such as 8086
-config.json:6: resourceList[0].selectors[1].pfNames[0]: "x#2-1": VFs 2-1: want the smaller number first
-config.json:7: resourceList[2]: resource intel.com/c: resourceList[1] in line 7 has the same name
-config.json:9: cdi: 1: want a string`
+	want := `config.json:3:6: resourceList[0].resourceName: "a b": want letters, digits, - and _
+config.json:4:6: resourceList[0].polcy: unknown key; did you mean policy?
+config.json:5:33: resourceList[0].selectors[0].vendors[0]: "1": want four hexadecimal digits, such as 8086
+config.json:5:46: resourceList[0].selectors[0].vendors[2]: "2": want four hexadecimal digits, such as 8086
+config.json:6:33: resourceList[0].selectors[1].pfNames[0]: "x#2-1": VFs 2-1: want the smaller number first
+config.json:7:28: resourceList[2]: resource intel.com/c: resourceList[1] in line 7 has the same name
+config.json:9:3: cdi: 1: want a string`
 	if err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}
-	var p Problem
-	if !errors.As(err, &p) || p.Line != 3 || p.Key != "resourceList[0].resourceName" {
+	var p strict.Problems
+	if !errors.As(err, &p) || p[0].Line != 3 || p[0].Key != "resourceList[0].resourceName" {
 		t.Errorf("%+v", p)
 	}
 	_, err = Parse(source(), []byte(resource(`"hosts":[`+strings.Repeat("1,", 150)+`1]`)))
@@ -216,7 +224,7 @@ config.json:9: cdi: 1: want a string`
 		t.Errorf("%d lines: %s", len(lines), lines[len(lines)-1])
 	}
 	if _, err = Parse(Source{File: "f"}, []byte(`{"resourceList":[]}`)); err == nil ||
-		err.Error() != `f:1: default resourcePrefix: "": want a DNS subdomain, such as intel.com` {
+		err.Error() != `f:1:1: default resourcePrefix: "": want a DNS subdomain, such as intel.com` {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // Explanation contains the resource that offers a device, and the reason.
@@ -19,7 +20,7 @@ type Explanation struct {
 
 // Answer says whether a device matches one resource, and why.
 type Answer struct {
-	Place
+	strict.Place
 	Resource  string           `json:"resource"` // without the suffix of a NUMA node
 	Matches   bool             `json:"matches"`
 	Reason    string           `json:"reason"`
@@ -28,14 +29,14 @@ type Answer struct {
 
 // selectorAnswer says whether a device matches one selector, and which conditions the device meets.
 type selectorAnswer struct {
-	Place
+	strict.Place
 	Met    bool              `json:"met"`
 	Checks []conditionResult `json:"checks,omitempty"`
 }
 
 // conditionResult says whether a device meets one condition.
 type conditionResult struct {
-	Place
+	strict.Place
 	Name  string `json:"name"` // the key, such as pfNames
 	Want  string `json:"want"`
 	Found string `json:"found"`

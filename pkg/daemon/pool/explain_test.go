@@ -97,7 +97,7 @@ func TestExplain(t *testing.T) {
 	}
 	c = mustParse(t, `{"resourceList":[{"resourceName":"x"}]}`)
 	data, err := json.Marshal(Explain(c, workerMachine(), Env{})[1])
-	if want := `{"device":"0000:10:00.1","reason":"not offered: a PF with VFs","answers":[{"file":"config.json","line":1,"key":"resourceList[0]",` +
+	if want := `{"device":"0000:10:00.1","reason":"not offered: a PF with VFs","answers":[{"file":"config.json","line":1,"column":18,"key":"resourceList[0]",` +
 		`"resource":"intel.com/x","matches":true,"reason":"a PF with VFs"}]}`; string(data) != want || err != nil {
 		t.Errorf("%s, %v", data, err)
 	}
@@ -148,7 +148,7 @@ func TestFindings(t *testing.T) {
 	} {
 		var got []string
 		for _, f := range Findings(mustParse(t, test.config), workerMachine(), Env{}) {
-			got = append(got, strings.TrimPrefix(f.Error(), "config.json:"))
+			got = append(got, strings.TrimPrefix(column.ReplaceAllString(f.Error(), "$1"), "config.json:"))
 		}
 		if diff := cmp.Diff(test.want, strings.Join(got, "\n")); diff != "" {
 			t.Errorf("%s\n%s", test.config, diff)

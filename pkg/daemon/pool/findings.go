@@ -8,12 +8,13 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // Findings returns warnings about a configuration on this node, such as configured devices that the node does not have. The findings are in
 // the order of the configuration. The findings are not errors, because many nodes with different devices may use the same configuration.
-func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
-	f := findings{node: newNode(s, env), c: c, out: slices.Clone(c.Notes)}
+func Findings(c *Config, s *pci.Snapshot, env Env) []strict.Problem {
+	f := findings{node: newNode(s, env), c: c, Report: strict.Report{Notes: slices.Clone(c.Notes)}}
 	f.verdicts = c.matchAll(f.node, true)
 	for i := range c.Resources {
 		if len(c.Resources[i].Unserved) > 0 {
@@ -25,19 +26,15 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []Problem {
 	for i := range c.PFs {
 		f.reportPF(i)
 	}
-	sortByLine(f.out)
-	return f.out
+	strict.Sort(f.Notes)
+	return f.Notes
 }
 
 type findings struct {
 	*node
 	c        *Config
 	verdicts []verdict
-	out      []Problem
-}
-
-func (f *findings) add(at Place, format string, args ...any) {
-	f.out = append(f.out, Problem{at, fmt.Sprintf(format, args...)})
+	strict.Report
 }
 
 // reportSelectors reports the values in a resource's selectors that no device of this node has.
@@ -48,7 +45,7 @@ func (f *findings) reportSelectors(r *Resource) {
 		for _, c := range s.Conditions {
 			missing := c.test.missing(f.node)
 			for _, text := range missing {
-				f.add(c.Place, "%s", text)
+				f.Note(c.Place, "%s", text)
 			}
 			if len(missing) == 0 {
 				f.reportUnmet(r, c)
@@ -56,7 +53,7 @@ func (f *findings) reportSelectors(r *Resource) {
 		}
 	}
 	if open {
-		f.add(r.Place, "resource %s: a selector is missing or empty: the resource takes every remaining network device", r.FullName())
+		f.Note(r.Place, "resource %s: a selector is missing or empty: the resource takes every remaining network device", r.FullName())
 	}
 }
 
@@ -76,7 +73,7 @@ func (f *findings) reportUnmet(r *Resource, c condition) {
 	if more := len(have) - maxValues; more > 0 {
 		have = append(have[:maxValues], fmt.Sprintf("and %d more", more))
 	}
-	f.add(c.Place, "no device on this node has %s; values found: %s", c.test.want(), orNone(strings.Join(have, ", ")))
+	f.Note(c.Place, "no device on this node has %s; values found: %s", c.test.want(), orNone(strings.Join(have, ", ")))
 }
 
 // maxValues is the maximum number of values in a finding.
@@ -101,9 +98,9 @@ func (f *findings) reportDevices(i int) {
 	}
 	switch {
 	case matched == 0:
-		f.add(r.Place, "resource %s: no device on this node matches", r.FullName())
+		f.Note(r.Place, "resource %s: no device on this node matches", r.FullName())
 	case offered == 0:
-		f.add(r.Place, "resource %s: %s on this node, but none is available; %s", r.FullName(),
+		f.Note(r.Place, "resource %s: %s on this node, but none is available; %s", r.FullName(),
 			plural(matched, "device matches", "devices match"), why)
 	case f.multiNUMA() && unknown > 0 && unknown < offered:
 		f.reportUnknownNodes(r, unknown)
@@ -115,10 +112,10 @@ func (f *findings) reportUnknownNodes(r *Resource, unknown int) {
 	switch name := r.FullName() + noNUMA; {
 	case r.SplitByNUMA || !r.maySplit(noNUMA):
 	case len(r.Name)+len(noNUMA) > maxName:
-		f.add(r.Place, "resource %s: the NUMA node of %s is unknown: the Topology Manager ignores them; shorten the name so that they get a separate resource",
+		f.Note(r.Place, "resource %s: the NUMA node of %s is unknown: the Topology Manager ignores them; shorten the name so that they get a separate resource",
 			r.FullName(), plural(unknown, "device", "devices"))
 	default:
-		f.add(r.Place, `resource %s: the NUMA node of %s is unknown: offered as %s; set "unknownNuma": "all" to keep them in the resource`,
+		f.Note(r.Place, `resource %s: the NUMA node of %s is unknown: offered as %s; set "unknownNuma": "all" to keep them in the resource`,
 			r.FullName(), plural(unknown, "device", "devices"), name)
 	}
 }
@@ -129,22 +126,22 @@ func (f *findings) reportPF(i int) {
 	at := slices.IndexFunc(f.subjects, want.matches)
 	if at < 0 {
 		if want.Name != "" {
-			f.add(want.Place, "no PF %q on this node; PFs here: %s", want.Name, orNone(strings.Join(f.pfs(pfName), ", ")))
+			f.Note(want.Place, "no PF %q on this node; PFs here: %s", want.Name, orNone(strings.Join(f.pfs(pfName), ", ")))
 			return
 		}
-		f.add(want.Place, "no PF %s on this node; PFs here: %s", want.Address, orNone(strings.Join(f.pfs(rootDevice), ", ")))
+		f.Note(want.Place, "no PF %s on this node; PFs here: %s", want.Address, orNone(strings.Join(f.pfs(rootDevice), ", ")))
 		return
 	}
 	d := f.subjects[at]
 	if want.NumVFs > d.TotalVFs {
-		f.add(want.Place, "numVfs %d: %s supports at most %d", want.NumVFs, d.Address, d.TotalVFs)
+		f.Note(want.Place, "numVfs %d: %s supports at most %d", want.NumVFs, d.Address, d.TotalVFs)
 	}
 	if want.Whole && f.verdicts[at].resource < 0 {
-		f.add(want.Place, `offerWhole: no resource matches %s: want one with "api": "dra" and a selector with pciAddresses`, d.Address)
+		f.Note(want.Place, `offerWhole: no resource matches %s: want one with "api": "dra" and a selector with pciAddresses`, d.Address)
 	}
 	for _, first := range f.c.PFs[:i] {
 		if first.matches(d) {
-			f.add(want.Place, "ignored: %s in line %d is for the same PF, %s", first.Key, first.Line, d.Address)
+			f.Note(want.Place, "ignored: %s in line %d is for the same PF, %s", first.Key, first.Line, d.Address)
 		}
 	}
 }

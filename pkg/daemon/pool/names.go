@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 var (
@@ -114,12 +116,12 @@ func (r *reader) checkNames(resources []Resource) {
 			continue // already reported
 		}
 		if first := names[res.FullName()]; first != nil {
-			r.fail(res.Place, "resource %s: %s in line %d has the same name", res.FullName(), first.Key, first.Line)
+			r.Fail(res.Place, "resource %s: %s in line %d has the same name", res.FullName(), first.Key, first.Line)
 			continue
 		}
 		names[res.FullName()] = res
 		if first := variables[res.variableSuffix()]; first != nil {
-			r.fail(res.Place, "resource %s: its environment variable PCIDEVICE_%s is also that of %s, %s in line %d; rename one",
+			r.Fail(res.Place, "resource %s: its environment variable PCIDEVICE_%s is also that of %s, %s in line %d; rename one",
 				res.FullName(), res.variableSuffix(), first.FullName(), first.Key, first.Line)
 		}
 		variables[res.variableSuffix()] = res
@@ -128,24 +130,24 @@ func (r *reader) checkNames(resources []Resource) {
 		res := &resources[i]
 		if parts := splitForm.FindStringSubmatch(res.Name); parts != nil {
 			if other := names[res.Prefix+"/"+parts[1]]; other != nil && other.maySplit(parts[2]) {
-				r.fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), other.Key, other.Line)
+				r.Fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), other.Key, other.Line)
 			}
 		}
 	}
 }
 
 // checkSplit reports an error for a name that is too long for the suffix of a NUMA node.
-func (r *reader) checkSplit(res *Resource, keys map[string]Place) {
+func (r *reader) checkSplit(res *Resource, keys map[string]strict.Place) {
 	if most := maxName - len(numaSuffix(maxNode)); res.SplitByNUMA && len(res.Name) > most {
-		r.fail(keys["resourceName"], "%+.80q: want at most %d characters with splitByNuma", res.Name, most)
+		r.Fail(keys["resourceName"], "%+.80q: want at most %d characters with splitByNuma", res.Name, most)
 	}
 }
 
 // checkDriver reports an error if the selectors require RDMA but the configured driver does not support RDMA.
-func (r *reader) checkDriver(res *Resource, keys map[string]Place) {
+func (r *reader) checkDriver(res *Resource, keys map[string]strict.Place) {
 	for _, s := range res.Selectors {
 		if s.RDMA && slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, res.Driver) {
-			r.fail(keys["driver"], "%s: devices bound to it have no RDMA, but %s.isRdma requires it", res.Driver, s.Key)
+			r.Fail(keys["driver"], "%s: devices bound to it have no RDMA, but %s.isRdma requires it", res.Driver, s.Key)
 		}
 	}
 }
@@ -155,7 +157,7 @@ func (r *reader) checkPFs(pfs []pfEntry) {
 	for i, pf := range pfs {
 		for _, first := range pfs[:i] {
 			if pf.Name == first.Name && pf.Address == first.Address && (pf.Name != "" || pf.Address.IsValid()) {
-				r.fail(pf.Place, "%s in line %d is for the same PF", first.Key, first.Line)
+				r.Fail(pf.Place, "%s in line %d is for the same PF", first.Key, first.Line)
 				break
 			}
 		}

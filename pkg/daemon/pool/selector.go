@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 var (
@@ -18,61 +19,59 @@ var (
 )
 
 // readSelectors reads one selector or a list of selectors.
-func (r *reader) readSelectors(v value) []selector {
-	if v.kind != list {
+func (r *reader) readSelectors(v strict.Value) []selector {
+	if _, several := v.Data.(strict.List); !several {
 		return []selector{r.readSelector(v)}
 	}
 	var out []selector
-	r.listOf(func(v value) { out = append(out, r.readSelector(v)) })(v)
+	r.Each(func(v strict.Value) { out = append(out, r.readSelector(v)) })(v)
 	return out
 }
 
-func (r *reader) readSelector(v value) selector {
+// listOf reads a list and returns what convert makes of each item.
+func listOf[J, T any](r *reader, v strict.Value, convert func(J) (T, error)) (out []T) {
+	strict.ListTo(r.Report, &out, convert)(v)
+	return out
+}
+
+func (r *reader) readSelector(v strict.Value) selector {
 	s := selector{Place: v.Place}
-	r.readObject(v, r.selectorKeys(&s))
+	r.Object(v, r.selectorKeys(&s))
 	return s
 }
 
 // selectorKeys returns the keys of a selector and the functions that read their values.
-func (r *reader) selectorKeys(s *selector) []field {
-	texts := func(check func(string) (string, error), get func(subject) string) func(value) {
-		return func(v value) {
-			var values []string
-			r.stringList(&values, check)(v)
-			s.add(v, textTest{values, get})
-		}
+func (r *reader) selectorKeys(s *selector) strict.Fields {
+	texts := func(check func(string) (string, error), get func(subject) string) func(strict.Value) {
+		return func(v strict.Value) { s.add(v, textTest{listOf(r, v, check), get}) }
 	}
-	fields := []field{
-		{"vendors", texts(hexID, func(d subject) string { return d.Vendor })},
-		{"devices", texts(hexID, func(d subject) string { return d.Product })},
-		{"drivers", func(v value) {
-			var values []string
-			r.stringList(&values, driverName)(v)
-			s.add(v, driverTest(values))
-		}},
-		{"pciAddresses", func(v value) { s.add(v, r.readAddresses(v)) }},
-		{"acpiIndexes", texts(acpiIndex, func(d subject) string { return d.ACPIIndex })},
-		{"pfNames", func(v value) { s.add(v, pfTest{r.readRanges(v, interfaceName), "PF", pfName}) }},
-		{"rootDevices", func(v value) { s.add(v, pfTest{r.readRanges(v, pciAddress), "root device", rootDevice}) }},
-		{"linkTypes", texts(linkType, func(d subject) string { return d.LinkType })},
-		{"numaNodes", func(v value) { s.add(v, r.readNodes(v)) }},
-		{"isRdma", func(v value) {
-			if r.readBoolean(&s.RDMA)(v); s.RDMA {
+	fields := strict.Fields{
+		"vendors":      texts(hexID, func(d subject) string { return d.Vendor }),
+		"devices":      texts(hexID, func(d subject) string { return d.Product }),
+		"drivers":      func(v strict.Value) { s.add(v, driverTest(listOf(r, v, driverName))) },
+		"pciAddresses": func(v strict.Value) { s.add(v, addressTest(listOf(r, v, pci.ParseAddress))) },
+		"acpiIndexes":  texts(acpiIndex, func(d subject) string { return d.ACPIIndex }),
+		"pfNames":      func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(interfaceName)), "PF", pfName}) },
+		"rootDevices":  func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(pciAddress)), "root device", rootDevice}) },
+		"linkTypes":    texts(linkType, func(d subject) string { return d.LinkType }),
+		"numaNodes":    func(v strict.Value) { s.add(v, nodeTest(listOf(r, v, strict.Between(pci.Unknown, maxNode)))) },
+		"isRdma": func(v strict.Value) {
+			if r.Bool(&s.RDMA)(v); s.RDMA {
 				s.Conditions = append(s.Conditions, condition{v.Place, "isRdma", rdmaTest{}})
 			}
-		}},
-		{"needVhostNet", r.readBoolean(&s.VhostNet)},
+		},
+		"needVhostNet": r.Bool(&s.VhostNet),
 	}
 	for _, key := range []string{"ddpProfiles", "pKeys", "vdpaType", "auxTypes", "nicNames"} {
-		fields = append(fields, field{key, func(v value) { r.readUnsupported(v, key) }})
+		fields[key] = func(v strict.Value) { r.readUnsupported(v, key) }
 	}
 	return fields
 }
 
 // add() adds a condition to the selector. An empty list of values adds no condition.
-func (s *selector) add(v value, t test) {
-	if v.kind == list && len(v.items) > 0 {
-		s.Conditions = append(s.Conditions, condition{v.Place, v.Key[strings.LastIndexByte(v.Key, '.')+1:], t})
+func (s *selector) add(v strict.Value, t test) {
+	if list, _ := v.Data.(strict.List); len(list) > 0 {
+		s.Conditions = append(s.Conditions, condition{v.Place, v.Name, t})
 	}
 }
 
@@ -111,33 +110,23 @@ type pfRange struct {
 	spans    [][2]int // first and last VF; empty means the PF with all its VFs
 }
 
-// readRanges reads the values of pfNames and rootDevices.
-func (r *reader) readRanges(v value, check func(string) (string, error)) []pfRange {
-	var out []pfRange
-	r.listOf(func(v value) {
-		if !r.hasKind(v, text) {
-			return
-		}
-		pf, spans, ranged := strings.Cut(v.text, "#")
-		p := pfRange{text: v.text}
-		var err error
-		if p.pf, err = check(pf); err != nil {
-			r.fail(v.Place, "%v", err)
+// rangeOf returns a function that parses a value of pfNames or rootDevices.
+func rangeOf(check func(string) (string, error)) func(string) (pfRange, error) {
+	return func(text string) (p pfRange, err error) {
+		pf, spans, ranged := strings.Cut(text, "#")
+		p.text = text
+		if p.pf, err = check(pf); err != nil || !ranged {
+			return p, err
 		}
 		for part := range strings.SplitSeq(spans, ",") {
-			if !ranged {
-				break
-			}
 			span, err := parseSpan(part)
 			if err != nil {
-				r.fail(v.Place, "%+.80q: %v", v.text, err)
-				break
+				return p, fmt.Errorf("%+.80q: %w", text, err)
 			}
 			p.spans = append(p.spans, span)
 		}
-		out = append(out, p)
-	})(v)
-	return out
+		return p, nil
+	}
 }
 
 // parseSpan parses one VF or a range of VFs, such as 7 or 0-3.
@@ -172,25 +161,4 @@ func (p pfRange) highestVF() int {
 		last = max(last, s[1])
 	}
 	return last
-}
-
-func (r *reader) readAddresses(v value) addressTest {
-	var out addressTest
-	r.listOf(func(v value) {
-		var a pci.Address
-		if r.readAddress(&a)(v); a.IsValid() {
-			out = append(out, a)
-		}
-	})(v)
-	return out
-}
-
-func (r *reader) readNodes(v value) nodeTest {
-	var out nodeTest
-	r.listOf(func(v value) {
-		if n, ok := r.readInteger(v, pci.Unknown, maxNode); ok {
-			out = append(out, n)
-		}
-	})(v)
-	return out
 }

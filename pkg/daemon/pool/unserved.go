@@ -2,46 +2,33 @@
 
 package pool
 
-import "fmt"
+import (
+	"fmt"
 
-// noteUnsupported records that the current resource has a valid key that Podlace does not support. Podlace does not offer a resource with
-// such a key. The other resources are offered as usual.
-func (r *reader) noteUnsupported(at Place, format string, args ...any) {
-	r.unserved = append(r.unserved, Problem{at, fmt.Sprintf(format, args...)})
-}
+	"github.com/podlace/podlace/pkg/strict"
+)
 
 // readDeviceType reads the key deviceType of a resource.
-func (r *reader) readDeviceType(v value, res *Resource) {
-	if !r.hasKind(v, text) {
+func (r *reader) readDeviceType(v strict.Value, res *Resource) {
+	if res.otherType = v.Data == "accelerator" || v.Data == "auxNetDevice"; res.otherType {
+		r.unserved.Note(v.Place, "unsupported: %s; want netDevice", v.Data)
 		return
 	}
-	switch v.text {
-	case "netDevice":
-	case "accelerator", "auxNetDevice":
-		res.otherType = true
-		r.noteUnsupported(v.Place, "unsupported: %s; want netDevice", v.text)
-	default:
-		r.fail(v.Place, "%+.80q: want netDevice", v.text)
-	}
+	strict.To(r.Report, new(string), strict.OneOf("netDevice"))(v)
 }
 
 // readUnsupported reads an unsupported key in a selector. An empty value of an unsupported key has no effect.
-func (r *reader) readUnsupported(v value, key string) {
-	if len(v.items) > 0 || v.kind == text && v.text != "" || v.kind != list && v.kind != text {
-		r.noteUnsupported(v.Place, "unsupported: %s", key)
+func (r *reader) readUnsupported(v strict.Value, key string) {
+	if list, ok := v.Data.(strict.List); v.Data != "" && (!ok || len(list) > 0) {
+		r.unserved.Note(v.Place, "unsupported: %s", key)
 	}
 }
 
-// readNull reads a key whose only valid value is null. Other programs write the value null for this key.
-func (r *reader) readNull(v value) {
-	r.fail(v.Place, "want null, as the SR-IOV network operator writes it")
-}
-
 // Unserved returns, for each valid resource that is not offered, the reason.
-func (c *Config) Unserved() (out []Problem) {
+func (c *Config) Unserved() (out []strict.Problem) {
 	for _, res := range c.Resources {
 		for _, p := range res.Unserved {
-			out = append(out, Problem{p.Place, fmt.Sprintf("%s: resource %s is not served", p.Text, res.FullName())})
+			out = append(out, strict.Problem{Place: p.Place, Text: fmt.Sprintf("%s: resource %s is not served", p.Text, res.FullName())})
 		}
 	}
 	return out
