@@ -83,7 +83,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	}
 	for key, value := range map[string]*json.RawMessage{"shapedSubnets": raw.ShapedSubnets, "unshapedSubnets": raw.UnshapedSubnets} {
 		if value != nil {
-			return Config{}, plugin.WithHint(plugin.WithKey(key, plugin.Errorf(plugin.CodeUnsupported, "%s %s: limits hold for all destinations", key, *value)),
+			err := plugin.Errorf(plugin.CodeUnsupported, "%s %s: limits hold for all destinations", key, *value)
+			return Config{}, plugin.WithHint(plugin.WithKey(key, err),
 				"the key existed in versions 1.5.0 and 1.5.1 of the reference plugin only; remove it")
 		}
 	}

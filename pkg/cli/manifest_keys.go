@@ -3,8 +3,6 @@
 package cli
 
 import (
-	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -35,39 +33,34 @@ func specKeys() map[string]apiKeys {
 // checkKeys reports the unknown keys in the specification of an object. For an unknown key that does not resemble a known key, checkKeys
 // only prints a notice, because a newer version of Kubernetes may know the key.
 func (c *checker) checkKeys(m manifest) {
-	var value any
-	if json.Unmarshal(m.Spec, &value) != nil {
-		return
-	}
+	root, _ := (&strict.Report{Key: "spec"}).Parse(m.Spec)
 	all := specKeys()[m.Kind]
-	c.walkKeys(m, "spec", value, all, all)
+	c.walkKeys(m, root, all, all)
 }
 
-func (c *checker) walkKeys(m manifest, path string, value any, known, all apiKeys) {
-	switch value := value.(type) {
-	case []any:
-		for i, v := range value {
-			c.walkKeys(m, fmt.Sprintf("%s[%d]", path, i), v, known, all)
+func (c *checker) walkKeys(m manifest, v strict.Value, known, all apiKeys) {
+	list, _ := v.Data.(strict.List)
+	for _, item := range list {
+		c.walkKeys(m, item, known, all)
+	}
+	object, _ := v.Data.(strict.Object)
+	for _, member := range object {
+		below, ok := known[member.Name]
+		if ok {
+			if below != nil {
+				c.walkKeys(m, member, below, all)
+			}
+			continue
 		}
-	case map[string]any:
-		for _, key := range slices.Sorted(maps.Keys(value)) {
-			below, ok := known[key]
-			if ok && below != nil {
-				c.walkKeys(m, path+"."+key, value[key], below, all)
-			}
-			if ok {
-				continue
-			}
-			place := all.find("spec", key)
-			near := strict.Nearest(key, slices.Sorted(maps.Keys(known)))
-			switch {
-			case near != "":
-				c.fail("%s: %s.%s: no such key; did you mean %s?", m, path, key, near)
-			case place != "":
-				c.fail("%s: %s.%s: no such key; the key %s belongs to %s", m, path, key, key, place)
-			default:
-				c.notice("%s: %s.%s: this version of podlace does not know the key", m, path, key)
-			}
+		place := all.find("spec", member.Name)
+		near := strict.Nearest(member.Name, slices.Sorted(maps.Keys(known)))
+		switch {
+		case near != "":
+			c.fail("%s: %s: unknown key; did you mean %s?", m, member.Key, near)
+		case place != "":
+			c.fail("%s: %s: unknown key; the key %s belongs to %s", m, member.Key, member.Name, place)
+		default:
+			c.notice("%s: %s: this version of podlace does not know the key", m, member.Key)
 		}
 	}
 }

@@ -65,8 +65,8 @@ func TestCheckClaimLimits(t *testing.T) {
 			"Deployment shop/web: spec.template.spec.resourceClaims[0]: ResourceClaimTemplate none is in none of the files"},
 		{"CronJob", podOf("CronJob", "{name: vf, resourceClaimName: none}"),
 			"CronJob shop/web: spec.jobTemplate.spec.template.spec.resourceClaims[0]: ResourceClaim none is in none of the files"},
-		{"wrong place", claimOf(oneVF) + "  config: []\n", "ResourceClaim shop/c: spec.config: no such key; the key config belongs to spec.devices"},
-		{"misspelt", claimOf(oneVF + "    config: [{request: [vf]}]\n"), at + "config[0].request: no such key; did you mean requests?"},
+		{"wrong place", claimOf(oneVF) + "  config: []\n", "ResourceClaim shop/c: spec.config: unknown key; the key config belongs to spec.devices"},
+		{"misspelt", claimOf(oneVF + "    config: [{request: [vf]}]\n"), at + "config[0].request: unknown key; did you mean requests?"},
 	} {
 		status, _, stderr := runCheck(t, c.manifest)
 		if status != exitDiffers || !strings.Contains(stderr, c.says) {

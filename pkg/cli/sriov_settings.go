@@ -117,7 +117,9 @@ func (c *checker) ownEntries(object, path string, config []configEntry) (entries
 		at += ".parameters"
 		entry, err := vfconfig.Decode(e.Opaque.Parameters, at)
 		if err != nil {
-			c.fail("%s: %v", object, err)
+			for problem := range strings.Lines(err.Error()) {
+				c.fail("%s: %s", object, strings.TrimSpace(problem))
+			}
 			continue
 		}
 		entries = append(entries, &claimEntry{Entry: entry, path: at, requests: e.Requests})

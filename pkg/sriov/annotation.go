@@ -37,7 +37,8 @@ func parseAllowed(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	}
 	for _, key := range c.Allowed {
 		if !slices.Contains(allowedChoices, key) {
-			return plugin.WithHint(plugin.KeyErrorf("allowAnnotations", "allowAnnotations %q: want some of %s", key, strings.Join(allowedChoices, ", ")),
+			return plugin.WithHint(plugin.KeyErrorf("allowAnnotations", "allowAnnotations %q: want some of %s", key,
+				strings.Join(allowedChoices, ", ")),
 				"only the configuration may set the other settings of a VF")
 		}
 	}

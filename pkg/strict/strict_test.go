@@ -18,13 +18,15 @@ func TestPlaces(t *testing.T) {
 	root, ok := (&Report{File: "f"}).Parse([]byte(text))
 	var got []string
 	root.Walk(func(v Value, repeated bool) { got = append(got, fmt.Sprint(v.Where(), " = ", v, " ", repeated)) })
-	want := []string{`f:2:2: "\u00e9" = 1 false`, "f:2:10: list = a list false", "f:3:3: list[0] = an object false", "f:3:4: list[0].a = true false",
+	want := []string{`f:2:2: "\u00e9" = 1 false`,
+		"f:2:10: list = a list false", "f:3:3: list[0] = an object false", "f:3:4: list[0].a = true false",
 		"f:4:2: list[0].a = null true", `f:4:14: list[1] = "x" false`, "f:4:20: b c = an object false", `f:4:30: "\n" = 2 false`,
 		"f:4:39: d = a list false"}
 	if diff := cmp.Diff(want, got); !ok || diff != "" {
 		t.Error(diff)
 	}
-	for key, want := range map[string]string{"list[0].a": "f:4:2: list[0].a", "list[0].b.c": "f:3:3: list[0].b.c", "lis": "f:1:1: lis", "": "f:1:1"} {
+	for key, want := range map[string]string{"list[0].a": "f:4:2: list[0].a", "list[0].b.c": "f:3:3: list[0].b.c",
+		"lis": "f:1:1: lis", "": "f:1:1"} {
 		if got := root.At(key).Where(); got != want {
 			t.Errorf("%s: got %s, want %s", key, got, want)
 		}
@@ -164,7 +166,8 @@ func TestNearest(t *testing.T) {
 	words := []string{"isGateway", "isDefaultGateway", "ipMasq", "ipMasqBackend", "mtu", "vlan"}
 	for key, want := range map[string]string{
 		"isGatway": "isGateway", "ISGATEWAY": "isGateway", "ipMask": "ipMasq", "ipmasqbackend": "ipMasqBackend", "mtuu": "mtu", "mut": "mtu",
-		"vlanId": "vlan", "vlanIds": "", "siGatewya": "isGateway", "msGatwya": "", "somethingElse": "", "": "", "x": "", "mxx": "", "ipMasqq": "ipMasq",
+		"vlanId": "vlan", "vlanIds": "", "siGatewya": "isGateway", "msGatwya": "", "somethingElse": "", "": "", "x": "", "mxx": "",
+		"ipMasqq":                  "ipMasq",
 		strings.Repeat("x", 1<<20): "",
 	} {
 		if got := Nearest(key, words); got != want {

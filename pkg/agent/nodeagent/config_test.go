@@ -109,7 +109,8 @@ func TestConflistBeside(t *testing.T) {
 	if _, err := readConfig(file); err == nil || !strings.Contains(err.Error(), conflistName) || !strings.Contains(err.Error(), "confDir") {
 		t.Errorf("no conflist: %v", err)
 	}
-	for bad, says := range map[string]string{"": ":1:1: the text ends here", "{\n\n": ":3:1: the text ends here", "{}": ":1:1: want a CNI configuration",
+	for bad, says := range map[string]string{"": ":1:1: the text ends here", "{\n\n": ":3:1: the text ends here",
+		"{}":                           ":1:1: want a CNI configuration",
 		"[]":                           ":1:1: want a CNI",
 		`{"name": "x", "plugins": []}`: ":1:1: want a CNI", `{"name": "x", "plugins": [{"typ": "bridge"}]}`: ":1:1: want a CNI",
 		`{"name": "x", "plugins": [{"type": 1}]}`: ":1:1: want a CNI"} {
