@@ -50,21 +50,17 @@ func Decode(data []byte, path string) (Entry, error) {
 	if !ok {
 		return Entry{}, r.Err()
 	}
-	return ReadEntry(r, root)
-}
-
-// ReadEntry reads the parameters in a value, as Decode does.
-func ReadEntry(r *strict.Report, v strict.Value) (e Entry, err error) {
+	var e Entry
 	var version, kind string
 	fields := e.Fields(r)
 	fields["apiVersion"] = strict.To(r, &version, strict.OneOf(APIVersion))
 	fields["kind"] = strict.To(r, &kind, strict.OneOf(Kind))
 	fields["resource"] = strict.To(r, &e.Resource, resourceName)
-	keys := r.Object(v, fields)
-	r.Require(v, keys, "apiVersion", ": want "+APIVersion)
-	r.Require(v, keys, "kind", ": want "+Kind)
+	keys := r.Object(root, fields)
+	r.Require(root, keys, "apiVersion", ": want "+APIVersion)
+	r.Require(root, keys, "kind", ": want "+Kind)
 	if err := e.Validate(); err != nil && len(r.Problems) == 0 {
-		r.Fail(v.Place, "%v", err)
+		r.Fail(root.Place, "%v", err)
 	}
 	if err := r.Err(); err != nil {
 		return Entry{}, err
