@@ -89,7 +89,7 @@ func allowedImporters() map[string][]string {
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
 		"k8s.io":                 {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/agent/nodeagent"},
-		"sigs.k8s.io":            {"pkg/cli"},          // manifests in YAML
+		"sigs.k8s.io":            nil,
 		"go.yaml.in/yaml":        {"pkg/cli/validate"}, // YAML with line numbers
 		"google.golang.org/grpc": {"pkg/daemon/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/probes", "pkg/agent/nodeagent",

@@ -3,18 +3,16 @@
 package cli
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 
-	"sigs.k8s.io/yaml"
-
+	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // claimAPI is the only version of resource.k8s.io that check-claim supports.
@@ -27,8 +25,7 @@ type manifest struct {
 	Kind       string          `json:"kind"`
 	Metadata   metadata        `json:"metadata"`
 	Spec       json.RawMessage `json:"spec"`
-	Items      []manifest      `json:"items"` // of a List
-	file       string
+	root       strict.Value
 }
 
 type metadata struct {
@@ -42,7 +39,14 @@ func (m manifest) String() string {
 	if m.Kind != kindClass {
 		name = m.namespace() + "/" + name
 	}
-	return fmt.Sprintf("%s: %s %s", m.file, m.Kind, name)
+	return fmt.Sprintf("%s: %s %s", m.root.File, m.Kind, name)
+}
+
+// at() returns the position of a key, in the form file:line:column: kind and name: key.
+func (m manifest) at(key string) string {
+	at := m.root.At(strings.TrimPrefix(m.root.Key+"."+key, "."))
+	at.Key = strings.TrimPrefix(m.String(), at.File+": ") + ": " + key
+	return at.Where()
 }
 
 func (m manifest) namespace() string { return cmp.Or(m.Metadata.Namespace, "default") }
@@ -135,8 +139,6 @@ type podContainer struct {
 	} `json:"resources"`
 }
 
-var documentEnd = regexp.MustCompile(`(?m)^---(?:[ \t].*)?$`)
-
 // readManifests reads a file with manifests. The name - stands for standard input.
 func readManifests(stdin io.Reader, file string) ([]manifest, error) {
 	if file == "-" {
@@ -153,42 +155,44 @@ func readManifests(stdin io.Reader, file string) ([]manifest, error) {
 	return parseManifests(file, data)
 }
 
-// parseManifests returns all objects in a YAML text, which may contain several documents, or in a JSON text. An object of kind List is
-// replaced by its items.
+// parseManifests returns all objects in a YAML or JSON text, with the items of lists. A repeated key is an error, as for an API server.
 func parseManifests(file string, data []byte) (all []manifest, err error) {
-	line := 0
-	for _, document := range documentEnd.Split(string(data), -1) {
-		padded := strings.Repeat("\n", line) + document // errors then have the line number of the file
-		line += strings.Count(document, "\n")
-		text, err := yaml.YAMLToJSONStrict([]byte(padded))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		if bytes.Equal(bytes.TrimSpace(text), []byte("null")) {
+	documents, err := validate.Documents(file, data)
+	r := strict.Report{}
+	for _, d := range documents {
+		if d.Data == nil {
 			continue
 		}
-		var m manifest
-		if err := json.Unmarshal(text, &m); err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		for _, m := range append(m.Items, m) {
-			m.file, m.Items = file, nil
+		for _, object := range append(d.Get("items").Items(), d) {
+			m := manifest{root: object}
+			text, err := json.Marshal(object)
+			if err == nil {
+				err = json.Unmarshal(text, &m)
+			}
+			if err != nil {
+				r.Fail(object.Place, "%v", err)
+			}
 			all = append(all, m)
 		}
+		d.Walk(func(v strict.Value, repeated bool) {
+			if repeated {
+				r.Fail(v.Place, "duplicate key")
+			}
+		})
 	}
-	return all, nil
+	return all, cmp.Or(err, r.Err())
 }
 
 // decode() decodes the specification of an object into a Go value.
 func (m manifest) decode(to any) error {
 	if m.APIVersion != claimAPI {
-		return fmt.Errorf("%s: apiVersion %q: want %s", m, m.APIVersion, claimAPI)
+		return fmt.Errorf("%s: %q: want %s", m.at("apiVersion"), m.APIVersion, claimAPI)
 	}
 	if len(m.Spec) == 0 {
-		return fmt.Errorf("%s: spec is missing", m)
+		return fmt.Errorf("%s is missing", m.at("spec"))
 	}
 	if err := json.Unmarshal(m.Spec, to); err != nil {
-		return fmt.Errorf("%s: spec: %w", m, err)
+		return fmt.Errorf("%s: %w", m.at("spec"), err)
 	}
 	return nil
 }
@@ -206,12 +210,12 @@ func (m manifest) podSpec(template []string) (spec podSpec, err error) {
 	}
 	switch {
 	case len(raw) == 0 && m.Kind == kindPod:
-		return spec, fmt.Errorf("%s: spec is missing", m)
+		return spec, fmt.Errorf("%s is missing", m.at("spec"))
 	case len(raw) == 0:
 		return spec, nil
 	}
 	if err := json.Unmarshal(raw, &spec); err != nil {
-		return spec, fmt.Errorf("%s: %s.spec: %w", m, strings.Join(template, "."), err)
+		return spec, fmt.Errorf("%s: %w", m.at(strings.Join(append(slices.Clone(template), "spec"), ".")), err)
 	}
 	return spec, nil
 }

@@ -5,6 +5,7 @@ package cli
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/strict"
 )
@@ -33,14 +34,12 @@ func specKeys() map[string]apiKeys {
 // checkKeys reports the unknown keys in the specification of an object. For an unknown key that does not resemble a known key, checkKeys
 // only prints a notice, because a newer version of Kubernetes may know the key.
 func (c *checker) checkKeys(m manifest) {
-	root, _ := (&strict.Report{Key: "spec"}).Parse(m.Spec)
 	all := specKeys()[m.Kind]
-	c.walkKeys(m, root, all, all)
+	c.walkKeys(m, m.root.Get("spec"), all, all)
 }
 
 func (c *checker) walkKeys(m manifest, v strict.Value, known, all apiKeys) {
-	list, _ := v.Data.(strict.List)
-	for _, item := range list {
+	for _, item := range v.Items() {
 		c.walkKeys(m, item, known, all)
 	}
 	object, _ := v.Data.(strict.Object)
@@ -52,15 +51,16 @@ func (c *checker) walkKeys(m manifest, v strict.Value, known, all apiKeys) {
 			}
 			continue
 		}
+		at := m.at(strings.TrimPrefix(member.Key, m.root.Key+"."))
 		place := all.find("spec", member.Name)
 		near := strict.Nearest(member.Name, slices.Sorted(maps.Keys(known)))
 		switch {
 		case near != "":
-			c.fail("%s: %s: unknown key; did you mean %s?", m, member.Key, near)
+			c.fail("%s: unknown key; did you mean %s?", at, near)
 		case place != "":
-			c.fail("%s: %s: unknown key; the key %s belongs to %s", m, member.Key, member.Name, place)
+			c.fail("%s: unknown key; the key %s belongs to %s", at, member.Name, place)
 		default:
-			c.notice("%s: %s: this version of podlace does not know the key", m, member.Key)
+			c.notice("%s: this version of podlace does not know the key", at)
 		}
 	}
 }

@@ -156,6 +156,16 @@ func (c *checker) fail(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
+// at() returns the position of a key of an object, or only its name and key if the object is in none of the files.
+func (c *checker) at(object, key string) string {
+	for _, m := range c.objects {
+		if m.String() == object {
+			return m.at(key)
+		}
+	}
+	return object + ": " + key
+}
+
 func (c *checker) notice(format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(c.notices, text) {
 		c.notices = append(c.notices, text)
@@ -179,7 +189,7 @@ func (c *checker) addClasses(objects []manifest) error {
 			return err
 		}
 		c.checkKeys(m)
-		c.checkSelectors(m.String(), class.Selectors, false)
+		c.checkSelectors(m.String(), "spec", class.Selectors, false)
 		class.entries = c.ownEntries(m.String(), "spec", class.Config)
 		c.classes = append(c.classes, class)
 	}
@@ -188,10 +198,10 @@ func (c *checker) addClasses(objects []manifest) error {
 
 // checkSelectors reports CEL expressions that may fail. The argument `sure` is true if the expressions are evaluated only for devices of
 // this driver.
-func (c *checker) checkSelectors(where string, list []celSelector, sure bool) {
+func (c *checker) checkSelectors(object, path string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range celProblems(s.CEL.Expression, sure) {
-			c.fail("%s: selectors[%d].cel.expression: %s", where, i, p)
+			c.fail("%s: %s", c.at(object, fmt.Sprintf("%s.selectors[%d].cel.expression", path, i)), p)
 		}
 	}
 }

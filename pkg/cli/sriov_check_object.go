@@ -60,7 +60,7 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 			return o.Kind == kind && o.Metadata.Name == name && o.namespace() == m.namespace()
 		})
 		if at < 0 {
-			c.fail("%s: %s.resourceClaims[%d]: %s %s is in none of the files and was not checked", m, path, i, kind, name)
+			c.fail("%s: %s %s is in none of the files and was not checked", m.at(fmt.Sprintf("%s.resourceClaims[%d]", path, i)), kind, name)
 			continue
 		}
 		c.read++
@@ -73,8 +73,8 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 		requests[i] = alone.checked
 		for k := range i {
 			if text := sharedSetting(requests[i], requests[k]); text != "" {
-				c.fail("%s: %s.resourceClaims[%d] %s: %s: %s of the pod sets the same value, and only one VF of a pod can have it", m, path, i, pc.Name, text,
-					spec.Claims[k].Name)
+				c.fail("%s: claim %s: %s: %s of the pod sets the same value, and only one VF of a pod can have it",
+					m.at(fmt.Sprintf("%s.resourceClaims[%d]", path, i)), pc.Name, text, spec.Claims[k].Name)
 			}
 		}
 	}
@@ -122,7 +122,7 @@ func (c *checker) checkRepeats(object, path string, list []checkedRequest) {
 				continue
 			}
 			if text := sharedSetting([]checkedRequest{r}, []checkedRequest{other}); text != "" {
-				c.fail("%s: %s: only one VF can have %s, but the requests %s and %s set it", object, path, text, other.Request, r.Request)
+				c.fail("%s: only one VF can have %s, but the requests %s and %s set it", c.at(object, path), text, other.Request, r.Request)
 			}
 		}
 	}
@@ -147,15 +147,15 @@ func (c *checker) checkCount(object, path string, spec claimSpec) {
 		total += fewest
 	}
 	if total > maxDevices {
-		c.fail("%s: %s.requests: %d devices: Kubernetes allocates at most %d devices for a claim", object, path, total, maxDevices)
+		c.fail("%s: %d devices: Kubernetes allocates at most %d devices for a claim", c.at(object, path+".requests"), total, maxDevices)
 	}
 }
 
 // checkConstraints checks the names of requests and attributes in the constraints of a claim.
 func (c *checker) checkConstraints(object, path string, spec claimSpec, requests []namedRequest) {
 	for i, constraint := range spec.Devices.Constraints {
-		at := fmt.Sprintf("%s: %s.constraints[%d]", object, path, i)
-		c.checkRequestNames(at, constraint.Requests, requests)
+		at := fmt.Sprintf("%s.constraints[%d]", path, i)
+		c.checkRequestNames(object, at, constraint.Requests, requests)
 		for _, key := range [][2]string{{"matchAttribute", constraint.Match}, {"distinctAttribute", constraint.Distinct}} {
 			domain, name, full := strings.Cut(key[1], "/")
 			derived := slices.ContainsFunc(requests, func(r namedRequest) bool {
@@ -164,10 +164,10 @@ func (c *checker) checkConstraints(object, path string, spec claimSpec, requests
 			switch {
 			case key[1] == "" || derived:
 			case !full:
-				c.fail("%s.%s: %s: want a domain and a name, such as %s/numa", at, key[0], key[1], claim.Driver)
+				c.fail("%s: %s: want a domain and a name, such as %s/numa", c.at(object, at+"."+key[0]), key[1], claim.Driver)
 			default:
 				if text := unknownAttribute(attribute{domain, name}); text != "" {
-					c.fail("%s.%s: %s: %s", at, key[0], key[1], text)
+					c.fail("%s: %s: %s", c.at(object, at+"."+key[0]), key[1], text)
 				}
 			}
 		}
@@ -175,10 +175,10 @@ func (c *checker) checkConstraints(object, path string, spec claimSpec, requests
 }
 
 // checkRequestNames reports each name in a list of requests that is no request of the claim.
-func (c *checker) checkRequestNames(where string, names []string, requests []namedRequest) {
+func (c *checker) checkRequestNames(object, path string, names []string, requests []namedRequest) {
 	for i, name := range names {
 		if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).appliesTo(r.Name) }) {
-			c.fail("%s.requests[%d]: no request %q", where, i, name)
+			c.fail("%s: no request %q", c.at(object, fmt.Sprintf("%s.requests[%d]", path, i)), name)
 		}
 	}
 }

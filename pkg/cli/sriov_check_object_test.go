@@ -48,7 +48,7 @@ func TestCheckClaimLimits(t *testing.T) {
 		{"settings for admin access", claimOf("    requests: [{name: vf, exactly: {" + class + ", adminAccess: true}}]\n    config:\n" +
 			parameters("", "mtu: 1400")), at + "config[0].opaque.parameters: it applies only to requests with adminAccess"},
 		{"driver", strings.Replace(claimNamed("c", "mtu: 1400"), "driver: sriov.podlace.io", "driver: sriov.podlace.com", 1),
-			at + `config[0].opaque.driver "sriov.podlace.com": its parameters are for another driver: want sriov.podlace.io`},
+			at + `config[0].opaque.driver: "sriov.podlace.com": its parameters are for another driver: want sriov.podlace.io`},
 		{"constraint", claimOf(oneVF + "    constraints: [{requests: [b], matchAttribute: resource.kubernetes.io/numaNode}]\n"),
 			at + `constraints[0].requests[0]: no request "b"`},
 		{"attribute", claimOf(oneVF + "    constraints: [{matchAttribute: sriov.podlace.io/numma}]\n"),
@@ -57,10 +57,10 @@ func TestCheckClaimLimits(t *testing.T) {
 			at + "constraints[0].distinctAttribute: pf: want a domain and a name"},
 		{"two claims, one MAC", claimNamed("a", `mac: "02:00:00:00:00:0a"`) + "---\n" + claimNamed("b", `mac: "02:00:00:00:00:0A"`) +
 			podOf("Pod", "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: b}"),
-			`Pod shop/web: spec.resourceClaims[1] two: mac "02:00:00:00:00:0A": one of the pod sets the same value`},
+			`Pod shop/web: spec.resourceClaims[1]: claim two: mac "02:00:00:00:00:0A": one of the pod sets the same value`},
 		{"two claims, one name", claimNamed("a", "ifName: data") + "---\n" + claimNamed("b", "ifName: data") +
 			podOf("StatefulSet", "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: b}"),
-			`StatefulSet shop/web: spec.template.spec.resourceClaims[1] two: ifName "data": one of the pod`},
+			`StatefulSet shop/web: spec.template.spec.resourceClaims[1]: claim two: ifName "data": one of the pod`},
 		{"Deployment", podOf("Deployment", "{name: vf, resourceClaimTemplateName: none}"),
 			"Deployment shop/web: spec.template.spec.resourceClaims[0]: ResourceClaimTemplate none is in none of the files"},
 		{"CronJob", podOf("CronJob", "{name: vf, resourceClaimName: none}"),

@@ -5,6 +5,7 @@ package cli
 import (
 	"encoding/json"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -25,13 +26,16 @@ func parameters(requests, settings string) string {
 		"{apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + settings + "}}}\n"
 }
 
+// position matches the file, line and column of a message. TestCheckClaimPlaces checks them.
+var position = regexp.MustCompile(`m\.yaml:[0-9]+:[0-9]+: `)
+
 func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest})
 	args = append([]string{"sriov", "check-claim", filepath.Join(dir, "m.yaml"), "--config-file", filepath.Join(dir, "config.json"),
 		"--resource-prefix", "example.com"}, args...)
 	status, stdout, stderr = run(args...)
-	return status, strings.ReplaceAll(stdout, dir+"/", ""), strings.ReplaceAll(stderr, dir+"/", "")
+	return status, strings.ReplaceAll(stdout, dir+"/", ""), position.ReplaceAllString(strings.ReplaceAll(stderr, dir+"/", ""), "m.yaml: ")
 }
 
 // TestCheckClaim checks that the settings of the class and the claim are merged key by key. check-claim must print each setting with its
@@ -117,9 +121,9 @@ func TestCheckClaimRefused(t *testing.T) {
 			at + "config[0].opaque.parameters.vlann: unknown key; did you mean vlan?"},
 		{"wrong type", claimOf(oneVF + "    config:\n" + parameters("", "vlan: many")), at + `config[0].opaque.parameters.vlan: "many": want a number`},
 		{"not allowed", claimOf(oneVF + "    config:\n" + parameters("vf", "trust: \"off\"")),
-			at + `config[0].opaque.parameters.trust "off": claims may not set it; they may set: `},
+			at + `config[0].opaque.parameters: trust "off": claims may not set it; they may set: `},
 		{"out of range", claimOf(oneVF + "    config:\n" + parameters("vf", "vlan: 300")),
-			at + "config[0].opaque.parameters.vlan 300: claims may set 100-199"},
+			at + "config[0].opaque.parameters: vlan 300: claims may set 100-199"},
 		{"no such request", claimOf(oneVF + "    config:\n" + parameters("vff", "mtu: 1400")), at + `config[0].requests[0]: no request "vff"`},
 		{"other resource", claimOf(oneVF + "    config:\n" + parameters("", "resource: example.com/slow, mtu: 1400")),
 			at + "config[0].opaque.parameters: it applies to no request with VFs"},
@@ -132,13 +136,13 @@ func TestCheckClaimRefused(t *testing.T) {
 			`class "slow" is not known, so the settings for its VFs were not checked: give its file with --class; known classes: fast.example.com, `},
 		{"no request", claimOf("    requests: []\n"), at + "requests: no request has exactly"},
 		{"old version", strings.Replace(claimOf(oneVF), "resource.k8s.io/v1", "resource.k8s.io/v1beta1", 1),
-			`m.yaml: ResourceClaim shop/c: apiVersion "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},
+			`m.yaml: ResourceClaim shop/c: apiVersion: "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},
 		{"unguarded", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
 			`[{cel: {expression: 'device.attributes["resource.kubernetes.io"].numaNode == 1'}}]}}]` + "\n"),
-			at + "requests[0].exactly: selectors[0].cel.expression: it reads resource.kubernetes.io/numaNode, which a VF without a NUMA node lacks"},
+			at + "requests[0].exactly.selectors[0].cel.expression: it reads resource.kubernetes.io/numaNode, which a VF without a NUMA node lacks"},
 		{"no driver", "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: own}\nspec: {selectors: [{cel: {expression: " +
 			`'device.attributes["sriov.podlace.io"].resource == "example.com/fast"'}}]}` + "\n",
-			"m.yaml: DeviceClass own: selectors[0].cel.expression: it reads sriov.podlace.io/resource, which devices of other drivers lack"},
+			"m.yaml: DeviceClass own: spec.selectors[0].cel.expression: it reads sriov.podlace.io/resource, which devices of other drivers lack"},
 		{"template elsewhere", pod, "m.yaml: Pod default/web: spec.resourceClaims[0]: ResourceClaimTemplate none is in none of the files"},
 		{"other API", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
 			`[{cel: {expression: 'device.attributes["sriov.podlace.io"].resource == "example.com/old"'}}]}}]` + "\n"),
@@ -151,7 +155,7 @@ func TestCheckClaimRefused(t *testing.T) {
 	}
 	for manifest, says := range map[string]string{
 		"kind: ConfigMap\n":                 "no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims",
-		"a: 1\n---\nkind: Pod\nkind: Pod\n": "line 4: key",
+		"a: 1\n---\nkind: Pod\nkind: Pod\n": "m.yaml: kind: duplicate key",
 		"":                                  "no ResourceClaim",
 	} {
 		if status, _, stderr := runCheck(t, manifest); status != exitFailed || !strings.Contains(stderr, says) {
@@ -174,5 +178,29 @@ spec:
 	status, stdout, stderr := runCheck(t, claimOf(oneVF), "--class", class)
 	if status != exitOK || !strings.HasSuffix(stdout, "class fast.example.com\n  vlan 7 (class)\n") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+}
+
+// TestCheckClaimPlaces checks that a message has the line and column of its key, also for an object of a list.
+func TestCheckClaimPlaces(t *testing.T) {
+	const claim = "apiVersion: resource.k8s.io/v1\n  kind: ResourceClaim\n  metadata: {name: c}\n  spec:\n    devices:\n      requests:\n" +
+		"      - name: vf\n        exactly: {deviceClassName: fast.example.com, cuont: 2}\n" +
+		"      config:\n      - opaque:\n          driver: sriov.podlace.io\n          parameters:\n" +
+		"            apiVersion: sriov.podlace.io/v1alpha1\n            kind: VFConfig\n            vlann: 1\n            mtu: 1\n"
+	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim, "twice.yaml": "kind: Pod\nkind: Pod\n"})
+	t.Chdir(dir)
+	_, _, stderr := run("sriov", "check-claim", "m.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
+	for _, want := range []string{
+		"m.yaml:10:54: ResourceClaim default/c: spec.devices.requests[0].exactly.cuont: unknown key; did you mean count?\n",
+		"m.yaml:17:13: ResourceClaim default/c: spec.devices.config[0].opaque.parameters.vlann: unknown key; did you mean vlan?\n",
+		"m.yaml:18:13: ResourceClaim default/c: spec.devices.config[0].opaque.parameters.mtu: 1: want 68-65535\n",
+	} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("got %s\nwant %s", stderr, want)
+		}
+	}
+	_, _, stderr = run("sriov", "check-claim", "twice.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
+	if !strings.Contains(stderr, "twice.yaml:2:1: kind: duplicate key") {
+		t.Error(stderr)
 	}
 }

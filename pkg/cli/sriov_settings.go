@@ -4,6 +4,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -60,12 +63,12 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	c.read++
 	requests := spec.flatten(path)
 	if len(requests) == 0 {
-		c.fail("%s: %s.requests: no request has exactly or firstAvailable", object, path)
+		c.fail("%s: no request has exactly or firstAvailable", c.at(object, path+".requests"))
 		return
 	}
 	entries := c.ownEntries(object, path, spec.Devices.Config)
 	for i, e := range spec.Devices.Config {
-		c.checkRequestNames(fmt.Sprintf("%s: %s.config[%d]", object, path, i), e.Requests, requests)
+		c.checkRequestNames(object, fmt.Sprintf("%s.config[%d]", path, i), e.Requests, requests)
 	}
 	c.checkConstraints(object, path, spec, requests)
 	c.checkCount(object, path, spec)
@@ -78,7 +81,7 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 			unknown = append(unknown, r)
 		case class.mayMatchDriver(r) || slices.ContainsFunc(entries, func(e *claimEntry) bool { return e.appliesTo(r.Name) }):
 			own = true
-			c.checkSelectors(object+": "+r.path, r.Selectors, class.onlyDriver())
+			c.checkSelectors(object, r.path, r.Selectors, class.onlyDriver())
 			for _, resource := range c.candidates(object, class, r) {
 				c.checkRequest(object, class, r, resource, entries)
 			}
@@ -87,15 +90,15 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 	c.checkRepeats(object, path, c.checked[first:])
 	for _, r := range unknown {
 		settings := slices.ContainsFunc(entries, func(e *claimEntry) bool { return !e.used && e.appliesTo(r.Name) })
-		c.unknownClass(object+": "+r.path+".deviceClassName", r.Class, settings)
+		c.unknownClass(c.at(object, r.path+".deviceClassName"), r.Class, settings)
 	}
 	for _, e := range entries {
 		switch maybe := slices.ContainsFunc(unknown, func(r namedRequest) bool { return e.appliesTo(r.Name) }); {
 		case e.used || maybe:
 		case e.admin:
-			c.fail("%s: %s: it applies only to requests with adminAccess, which do not change the settings of a VF", object, e.path)
+			c.fail("%s: it applies only to requests with adminAccess, which do not change the settings of a VF", c.at(object, e.path))
 		case own:
-			c.fail("%s: %s: it applies to no request with VFs", object, e.path)
+			c.fail("%s: it applies to no request with VFs", c.at(object, e.path))
 		}
 	}
 }
@@ -110,15 +113,17 @@ func (c *checker) ownEntries(object, path string, config []configEntry) (entries
 		if e.Opaque.Driver != claim.Driver {
 			var head struct{ APIVersion, Kind string }
 			if json.Unmarshal(e.Opaque.Parameters, &head) == nil && head.APIVersion == vfconfig.APIVersion && head.Kind == vfconfig.Kind {
-				c.fail("%s: %s.driver %q: its parameters are for another driver: want %s", object, at, e.Opaque.Driver, claim.Driver)
+				c.fail("%s: %q: its parameters are for another driver: want %s", c.at(object, at+".driver"), e.Opaque.Driver, claim.Driver)
 			}
 			continue
 		}
 		at += ".parameters"
 		entry, err := vfconfig.Decode(e.Opaque.Parameters, at)
 		if err != nil {
-			for problem := range strings.Lines(err.Error()) {
-				c.fail("%s: %s", object, strings.TrimSpace(problem))
+			var problems strict.Problems
+			errors.As(err, &problems)
+			for _, p := range problems {
+				c.fail("%s: %s", c.at(object, p.Key), p.Text)
 			}
 			continue
 		}
@@ -156,7 +161,7 @@ func (c *checker) candidates(object string, class deviceClass, r namedRequest) (
 		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
 			selects = true
 			if c.resources[m[1]] == nil {
-				c.fail(`%s: %s: resource %s is not in the configuration, or has no "api": "dra"`, object, r.path, m[1])
+				c.fail(`%s: resource %s is not in the configuration, or has no "api": "dra"`, c.at(object, r.path), m[1])
 			} else if !slices.Contains(names, m[1]) {
 				names = append(names, m[1])
 			}
@@ -174,18 +179,18 @@ func (c *checker) checkRequest(object string, class deviceClass, r namedRequest,
 	settings, err := c.settings(class, r, c.resources[resource], entries, &out)
 	switch {
 	case err != nil:
-		c.fail("%s: %v", object, err)
+		c.fail("%s: %v", c.at(object, plugin.KeyOf(err)), err)
 		return
 	case r.AdminAccess:
 		out.Settings = nil // admin access does not change the VF
 	case r.Mode == "All" || r.Count > 1:
 		if i := slices.IndexFunc(out.Settings, isUnique); i >= 0 {
-			c.fail("%s: %s: only one VF can have %s %s, but the request is for %s", object, r.path, out.Settings[i].Key, out.Settings[i].Value, r.devices())
+			c.fail("%s: only one VF can have %s %s, but the request is for %s", c.at(object, r.path), out.Settings[i].Key, out.Settings[i].Value, r.devices())
 			return
 		}
 	}
 	if err := settings.Complete(func(key string) string { return key }); err != nil && !r.AdminAccess {
-		c.notice("%s: %s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", object, r.path, err)
+		c.notice("%s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", c.at(object, r.path), err)
 	}
 	c.checked = append(c.checked, out)
 }
@@ -211,12 +216,12 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 		}
 		e.used, e.admin = e.used || !r.AdminAccess, e.admin || r.AdminAccess
 		if err := res.ClaimMay.Check(&e.Config); err != nil {
-			return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, res.FullName())
+			return nil, plugin.WithKey(e.path, fmt.Errorf("%w of resource %s", err, res.FullName()))
 		}
 		add(e.Entry, "claim")
 	}
 	if err := merged.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: the merged settings of class and claim: %w", r.path, err)
+		return nil, plugin.WithKey(r.path, errors.New("the merged settings of class and claim: "+err.Error()))
 	}
 	return merged, nil
 }

@@ -110,6 +110,48 @@ func (v Value) At(key string) Place {
 	return at
 }
 
+// Get returns the value at a path of names below v. It is a value without data if there is none.
+func (v Value) Get(path ...string) Value {
+	for _, name := range path {
+		object, _ := v.Data.(Object)
+		v = Value{}
+		for _, m := range object {
+			if m.Name == name {
+				v = m
+			}
+		}
+	}
+	return v
+}
+
+// Items returns the items of a list, or nothing for another value.
+func (v Value) Items() []Value {
+	list, _ := v.Data.(List)
+	return list
+}
+
+// Text returns the text of a string, number or boolean, or "".
+func (v Value) Text() string {
+	switch v.Data.(type) {
+	case nil, List, Object:
+		return ""
+	}
+	return fmt.Sprint(v.Data)
+}
+
+// MarshalJSON returns the value as JSON.
+func (v Value) MarshalJSON() ([]byte, error) {
+	object, ok := v.Data.(Object)
+	if !ok {
+		return json.Marshal(v.Data)
+	}
+	members := map[string]any{}
+	for _, m := range object {
+		members[m.Name] = m
+	}
+	return json.Marshal(members)
+}
+
 // Report collects the problems of a file.
 type Report struct {
 	File     string

@@ -40,11 +40,12 @@ func Parameters(resource string, c Config) ([]byte, error) {
 }
 
 // Decode parses encoded parameters and returns the entry that they contain. It refuses each setting that this version would not apply. Its
-// error has one line for each fault, which starts with the given path of the parameters.
+// error is a value of strict.Problems, whose keys start with the given path of the parameters.
 func Decode(data []byte, path string) (Entry, error) {
 	r := &strict.Report{Key: path}
 	if len(data) > maxBytes {
-		return Entry{}, fmt.Errorf("%s: %d bytes: want at most %d", path, len(data), maxBytes)
+		r.Fail(strict.Place{Key: path}, "%d bytes: want at most %d", len(data), maxBytes)
+		return Entry{}, r.Err()
 	}
 	root, ok := r.Parse(data)
 	if !ok {

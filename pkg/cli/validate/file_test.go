@@ -146,14 +146,14 @@ func TestManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"f:6:38: Pod web: metadata.annotations.kubernetes.io/ingress-bandwidth: error: 20m: want 1k to 100G bits per second, such as 20M; m means a " +
+		"f:6:5: Pod web: metadata.annotations.kubernetes.io/ingress-bandwidth: error: 20m: want 1k to 100G bits per second, such as 20M; m means a " +
 			"thousandth: did you mean 20M?",
 		"f:7:5: Pod web: metadata.annotations.kubernetes.io/egres-bandwidth: warning: no program reads this annotation; did you mean " +
 			"kubernetes.io/egress-bandwidth?",
-		"f:15:17: Pod web: spec.containers[0].ports[1].hostPort: error: port 8080/TCP is taken in line 13 already [host-port-taken]",
+		"f:15:7: Pod web: spec.containers[0].ports[1].hostPort: error: port 8080/TCP is taken in line 13 already [host-port-taken]",
 		"f:25:7: NetworkAttachmentDefinition net: spec.config: isGatway: warning: unknown key is ignored",
 		`f:26:7: NetworkAttachmentDefinition net: spec.config: ipam: error: ipam subnet "10.0.0.0/33"`,
-		"f:37:41: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
+		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
 		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
 		"f:49:8: ConfigMap vfs: data.config.json: resourceList[0].resourceName: error: ",
 	}
@@ -168,6 +168,8 @@ func TestManifests(t *testing.T) {
 		"kind: Pod":           "f:1:1: Pod: spec: error: spec is missing",
 		"just a text\n":       "f:1:1: warning: there is nothing here",
 		"a: 1\n\nb: {\n\n]\n": "f:4:1: error: yaml",
+		"a: &a [*a]":          "f:1:1: error: aliases repeat so much that the text is too large",
+		"a: &a [1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: [*c, *c, *c, *c, *c, *c, *c, *c]": "f:1:1: error: aliases",
 	} {
 		if got := lines(File{"f", []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {
 			t.Errorf("%q: got %q, want %q", text, got, want)
@@ -243,6 +245,11 @@ func TestDividedSubnet(t *testing.T) {
 func TestAliases(t *testing.T) {
 	const pod = "rate: &rate 20m\npod: &pod\n  containers:\n  - ports:\n    - hostPort: 70000\n" +
 		"kind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/ingress-bandwidth: *rate}}\nspec: *pod\n"
+	const merged = "base: &base {hostNetwork: true, containers: []}\nkind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/egress-bandwidth: 1M}}\n" +
+		"spec: {<<: *base, containers: [{ports: [{hostPort: 70000}]}]}\n"
+	if got := lines(File{"f", []byte(merged)}); len(got) != 2 || !strings.Contains(got[0], "70000") || !strings.Contains(got[1], "the pod has hostNetwork") {
+		t.Errorf("merged: %q", got)
+	}
 	got := strings.Join(lines(File{"f", []byte(pod)}), "\n")
 	for _, want := range []string{"20m: want 1k to 100G", "70000: want 1 to 65535"} {
 		if !strings.Contains(got, want) {
