@@ -188,8 +188,8 @@ func Sort(problems []Problem) {
 // maxDepth is the most levels of nesting. The paths of deeper values would take quadratic memory.
 const maxDepth = 32
 
-// Parse parses a JSON text. It reports false if the text is no JSON, with the first syntax error only.
-func (r *Report) Parse(data []byte) (Value, bool) {
+// ParseJSON parses a JSON text. It reports false if the text is no JSON, with the first syntax error only.
+func (r *Report) ParseJSON(data []byte) (Value, bool) {
 	p := parser{r, json.NewDecoder(bytes.NewReader(data)), data, 0, Place{File: r.File, Line: 1, Column: 1, Key: r.Key}}
 	root := p.at
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {

@@ -15,7 +15,7 @@ import (
 // TestPlaces checks the line, the column and the path of each key and item, and which keys an object repeats.
 func TestPlaces(t *testing.T) {
 	const text = "\n{\"é\": 1, \"list\": [\n  {\"a\": true,\n\t\"a\": null}, \"x\"], \"b c\":{}, \"\\n\": 2, \"d\":[]}\n"
-	root, ok := (&Report{File: "f"}).Parse([]byte(text))
+	root, ok := (&Report{File: "f"}).ParseJSON([]byte(text))
 	var got []string
 	root.Walk(func(v Value, repeated bool) { got = append(got, fmt.Sprint(v.Where(), " = ", v, " ", repeated)) })
 	want := []string{`f:2:2: "\u00e9" = 1 false`,
@@ -33,7 +33,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestPlacesOfLargeText checks that the time of Parse is proportional to the size of the text.
+// TestPlacesOfLargeText checks that the time of ParseJSON is proportional to the size of the text.
 func TestPlacesOfLargeText(t *testing.T) {
 	const keys, patience = 30_000, 10 * time.Second
 	var text strings.Builder
@@ -43,7 +43,7 @@ func TestPlacesOfLargeText(t *testing.T) {
 	}
 	text.WriteString("\n \"last\": 0}")
 	began := time.Now()
-	root, _ := (&Report{File: "f"}).Parse([]byte(text.String()))
+	root, _ := (&Report{File: "f"}).ParseJSON([]byte(text.String()))
 	if took := time.Since(began); took > patience {
 		t.Errorf("%d bytes took %s", text.Len(), took)
 	}
@@ -70,11 +70,11 @@ func TestSyntax(t *testing.T) {
 		nested(maxDepth + 1): "f:1:33: " + strings.Repeat("[0]", maxDepth) + ": nested more than 32 levels deep",
 	} {
 		r := Report{File: "f"}
-		if _, ok := r.Parse([]byte(text)); ok || r.Err() == nil || r.Err().Error() != want {
+		if _, ok := r.ParseJSON([]byte(text)); ok || r.Err() == nil || r.Err().Error() != want {
 			t.Errorf("%.40q: got %v, want %s", text, r.Err(), want)
 		}
 	}
-	if _, ok := (&Report{}).Parse([]byte(nested(maxDepth))); !ok {
+	if _, ok := (&Report{}).ParseJSON([]byte(nested(maxDepth))); !ok {
 		t.Errorf("%d levels were refused", maxDepth)
 	}
 }
@@ -127,7 +127,7 @@ f:1:74: any.k: duplicate key`,
 		`7`:            "f:1:1: 7: want an object",
 	} {
 		e, r := example{Any: map[string]string{}}, &Report{File: "f"}
-		root, _ := r.Parse([]byte(text))
+		root, _ := r.ParseJSON([]byte(text))
 		e.read(r, root)
 		if err := r.Err(); want == "" && err != nil || want != "" && (err == nil || err.Error() != want) {
 			t.Errorf("%s: got\n%v\nwant\n%s", text, err, want)
@@ -141,7 +141,7 @@ f:1:74: any.k: duplicate key`,
 // TestLenient checks that null and the case of keys do not matter in a lenient report, and that an unusual spelling causes a note.
 func TestLenient(t *testing.T) {
 	e, r := example{}, &Report{File: "f", Lenient: true}
-	root, _ := r.Parse([]byte(`{"NUMBER": 3, "Word": null, "on": true}`))
+	root, _ := r.ParseJSON([]byte(`{"NUMBER": 3, "Word": null, "on": true}`))
 	if e.read(r, root); r.Err() != nil || e.Number != 3 || !e.On {
 		t.Errorf("%v, %+v", r.Err(), e)
 	}
@@ -193,14 +193,14 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that the places of any text are inside the text, and that Parse accepts exactly valid JSON without deep nesting.
+// FuzzParse checks that the places of any text are inside the text, and that ParseJSON accepts exactly valid JSON without deep nesting.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"a": [1, {"b": null}]}`, "[\n\n1,]", "{\"\\u0000\": 1}", nested(40)} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		r := Report{File: "f"}
-		root, ok := r.Parse([]byte(text))
+		root, ok := r.ParseJSON([]byte(text))
 		lines := strings.Count(text, "\n") + 1
 		check := func(at Place) {
 			if at.Line < 1 || at.Line > lines || at.Column < 1 || at.Column > len(text)+1 || strings.Contains(at.Key, "\n") {

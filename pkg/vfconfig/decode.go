@@ -47,7 +47,7 @@ func Decode(data []byte, path string) (Entry, error) {
 		r.Fail(strict.Place{Key: path}, "%d bytes: want at most %d", len(data), maxBytes)
 		return Entry{}, r.Err()
 	}
-	root, ok := r.Parse(data)
+	root, ok := r.ParseJSON(data)
 	if !ok {
 		return Entry{}, r.Err()
 	}

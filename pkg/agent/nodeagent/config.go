@@ -83,7 +83,7 @@ func readConfig(file string) (c config, err error) {
 		return c, fmt.Errorf(`read the conflist ("confDir": "" disables it): %w`, err)
 	}
 	r := &strict.Report{File: path}
-	if root, ok := r.Parse(c.conflist); ok {
+	if root, ok := r.ParseJSON(c.conflist); ok {
 		if _, err := pluginTypes(c.conflist); err != nil {
 			r.Fail(root.Place, "%v", err)
 		}
@@ -140,7 +140,7 @@ func (a *agent) reload() (changed bool) {
 func parseConfig(file string, data []byte) (config, error) {
 	c := defaults()
 	r := &strict.Report{File: file}
-	if root, ok := r.Parse(data); ok {
+	if root, ok := r.ParseJSON(data); ok {
 		r.Object(root, c.fields(r))
 	}
 	return c, r.Err()

@@ -117,7 +117,7 @@ func (c *checker) file(f File) {
 // The method json() checks a JSON object. The keys of the object determine the kind of the object.
 func (c *checker) json(t part) {
 	var keys map[string]json.RawMessage
-	_ = json.Unmarshal(t.data, &keys) // Parse reports errors
+	_ = json.Unmarshal(t.data, &keys) // ParseJSON reports errors
 	has := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
 	}
@@ -126,7 +126,7 @@ func (c *checker) json(t part) {
 		return
 	}
 	r, ok := strict.Report{}, false
-	if t.root, ok = r.Parse(t.data); !ok {
+	if t.root, ok = r.ParseJSON(t.data); !ok {
 		c.add(t, r.Problems[0].Place, syntax, true, "%s", r.Problems[0].Text)
 		return
 	}
@@ -205,7 +205,7 @@ func (c *checker) nodeFile(t part) {
 
 // duplicateKeys returns a finding for each key that an object of a JSON text repeats.
 func duplicateKeys(data []byte) (found []plugin.Finding) {
-	root, _ := (&strict.Report{}).Parse(data)
+	root, _ := (&strict.Report{}).ParseJSON(data)
 	root.Walk(func(v strict.Value, repeated bool) {
 		if repeated {
 			found = append(found, plugin.Finding{Key: v.Key, Code: plugin.DuplicateKey,

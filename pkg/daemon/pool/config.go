@@ -155,7 +155,7 @@ func Parse(src Source, data []byte) (*Config, error) {
 		r.Fail(start, "too large: want at most %d bytes", maxBytes)
 		return nil, r.Err()
 	}
-	root, ok := r.Parse(data)
+	root, ok := r.ParseJSON(data)
 	if !ok {
 		return nil, r.Err()
 	}
