@@ -187,7 +187,8 @@ func TestCheckClaimPlaces(t *testing.T) {
 		"      - name: vf\n        exactly: {deviceClassName: fast.example.com, cuont: 2}\n" +
 		"      config:\n      - opaque:\n          driver: sriov.podlace.io\n          parameters:\n" +
 		"            apiVersion: sriov.podlace.io/v1alpha1\n            kind: VFConfig\n            vlann: 1\n            mtu: 1\n"
-	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim, "twice.yaml": "kind: Pod\nkind: Pod\n"})
+	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim,
+		"twice.yaml": "kind: Pod\nkind: Pod\n"})
 	t.Chdir(dir)
 	_, _, stderr := run("sriov", "check-claim", "m.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
 	for _, want := range []string{

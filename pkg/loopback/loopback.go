@@ -16,7 +16,8 @@ import (
 
 const lo = "lo"
 
-// loopbackAddresses returns the addresses that the kernel assigns to lo when it comes up (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3).
+// loopbackAddresses returns the addresses that the kernel assigns to lo when it comes up (RFC 1122 section 3.2.1.3, RFC 4291 section
+// 2.5.3).
 func loopbackAddresses() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8"), netip.MustParsePrefix("::1/128")}
 }

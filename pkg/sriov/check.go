@@ -3,8 +3,10 @@
 package sriov
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -159,4 +161,23 @@ func (j *requestJob) checkPrevResult(link kernel.Link, v vf) error {
 		return plugin.Differs("interface %s has mtu %d, want %d", v.Name, link.MTU, mtu)
 	}
 	return nil
+}
+
+// equalVF reports whether two sets of VF settings on a PF are equal.
+func equalVF(a, b kernel.VF) bool {
+	equal := func(a, b *bool) bool { return a == nil || b == nil || *a == *b }
+	return bytes.Equal(a.MAC, b.MAC) && a.VLAN == b.VLAN && a.QoS == b.QoS && a.Proto == b.Proto && a.LinkState == b.LinkState &&
+		equal(a.SpoofCheck, b.SpoofCheck) && equal(a.Trust, b.Trust) && a.MinRate == b.MinRate && a.MaxRate == b.MaxRate
+}
+
+// formatVF formats a VF's settings with the keywords of ip-link(8).
+func formatVF(v kernel.VF) string {
+	onOff := func(on *bool) string {
+		if on == nil {
+			return "unknown"
+		}
+		return map[bool]string{true: "on", false: "off"}[*on]
+	}
+	return fmt.Sprintf("mac %s vlan %d qos %d proto %s spoofchk %s trust %s state %s min_tx_rate %d max_tx_rate %d", v.MAC, v.VLAN, v.QoS,
+		v.Proto, onOff(v.SpoofCheck), onOff(v.Trust), v.LinkState, v.MinRate, v.MaxRate)
 }

@@ -64,12 +64,11 @@ type Value struct {
 	Data any
 }
 
-// List and Object are the data of a value that contains other values. The values of an Object are in the order of the file, and their
-// names may repeat.
-type (
-	List   []Value
-	Object []Value
-)
+// List is the data of a value that contains values without names.
+type List []Value
+
+// Object is the data of a value that contains values with names, in the order of the file. Names may repeat.
+type Object []Value
 
 // String returns the value for messages: a short text as it stands in the file, or the type of a list or object.
 func (v Value) String() string {

@@ -92,8 +92,8 @@ func (c *checker) configMap(t part, o strict.Value) (known int) {
 // The method inside() returns a part with the text of a YAML value. The text of a block scalar starts on the line after its key, where
 // inside() finds its first line.
 func (t part) inside(value strict.Value, key string) part {
-	inner := part{file: t.file, line: t.line + value.Line - 1, total: t.total, key: t.key + ": " + key, multus: t.multus, data: []byte(value.Text()),
-		source: t.source}
+	inner := part{file: t.file, line: t.line + value.Line - 1, total: t.total, key: t.key + ": " + key, multus: t.multus,
+		data: []byte(value.Text()), source: t.source}
 	first := bytes.TrimSpace(lineOf(inner.data, 1))
 	for after := range 3 {
 		if bytes.Contains(lineOf(t.source, inner.line+1+after), first) {
