@@ -221,8 +221,8 @@ func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 // route or rule refuses packets, the function NoRoute returns true for the error. If the reverse path filter drops the packet, the error is
 // EXDEV.
 func (n *NS) CanForward(in Link, from, to netip.Addr) error {
-	_, err := n.routeGet(to, &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
-	return wrapped(fmt.Sprintf("from %s iif %s", from, in.Name), err)
+	_, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
+	return wrapped(fmt.Sprintf("route get %s from %s iif %s", to, from, in.Name), err)
 }
 
 // NoRoute reports whether an error of RouteTo or CanForward means that the address has no usable route. A route that refuses packets
