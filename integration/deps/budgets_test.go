@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deps
+
+import (
+	"fmt"
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// budgetFile has a line for each package, program and page: "lines", "bytes" or "words", the name, and the most that it may have.
+const budgetFile = "testdata/budgets.tsv"
+
+// budgets returns the budgets of one unit by name.
+func budgets(t *testing.T, unit string) map[string]int64 {
+	t.Helper()
+	data, err := os.ReadFile(budgetFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := map[string]int64{}
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) != 3 {
+			t.Fatalf("%s: %q: want a unit, a name and a number", budgetFile, line)
+		}
+		most, err := strconv.ParseInt(fields[2], 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", budgetFile, err)
+		}
+		if fields[0] == unit {
+			list[fields[1]] = most
+		}
+	}
+	return list
+}
+
+// compare reports what has more than its budget, or none.
+func compare(t *testing.T, unit string, have map[string]int64) {
+	t.Helper()
+	most := budgets(t, unit)
+	for name, n := range have {
+		if budget, ok := most[name]; !ok {
+			t.Errorf("%s has no budget: add \"%s\t%s\t%d\" to integration/deps/%s", name, unit, name, n, budgetFile)
+		} else if n > budget {
+			t.Errorf("%s has %d %s, and its budget in integration/deps/%s is %d: delete something; raising it needs a decision in docs/DECISIONS.md",
+				name, n, unit, budgetFile, budget)
+		}
+	}
+	for name := range most {
+		if _, ok := have[name]; !ok {
+			t.Errorf("integration/deps/%s has a budget for %s, which is gone: delete its line", budgetFile, name)
+		}
+	}
+}
+
+// TestBudgetLines counts the lines of code of each package below pkg/: lines with a token that is no comment, without tests.
+func TestBudgetLines(t *testing.T) {
+	have := map[string]int64{}
+	walk(t, "../../pkg", func(path string) {
+		if strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			folder, _ := filepath.Rel("../..", filepath.Dir(path))
+			have[folder] += countLines(t, path)
+		}
+	})
+	compare(t, "lines", have)
+}
+
+func countLines(t *testing.T, path string) int64 {
+	t.Helper()
+	source, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := token.NewFileSet().AddFile(path, -1, len(source))
+	var s scanner.Scanner
+	s.Init(file, source, nil, 0) // without comments
+	lines := map[int]bool{}
+	for {
+		at, kind, text := s.Scan()
+		if kind == token.EOF {
+			return int64(len(lines))
+		}
+		if kind == token.SEMICOLON && text == "\n" {
+			continue
+		}
+		for i := range 1 + strings.Count(text, "\n") { // a raw string has several lines
+			lines[file.Line(at)+i] = true
+		}
+	}
+}
+
+// TestBudgetWords counts the words of each page.
+func TestBudgetWords(t *testing.T) {
+	have := map[string]int64{}
+	walk(t, "../..", func(path string) {
+		if strings.HasSuffix(path, ".md") {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _ := filepath.Rel("../..", path)
+			have[name] = int64(len(strings.Fields(string(data))))
+		}
+	})
+	compare(t, "words", have)
+}
+
+// TestBudgetLinesCounts checks what counts as a line of code.
+func TestBudgetLinesCounts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.go")
+	if err := os.WriteFile(path, []byte("// c\npackage a\n\n/* c\nc */\nvar x = `1\n\n3` // c\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := countLines(t, path); n != 4 {
+		t.Error(fmt.Sprint(n), "lines, want 4")
+	}
+}
+
+// walk calls f for each file of a folder, but for those of git, builds and tests' data.
+func walk(t *testing.T, folder string, f func(path string)) {
+	t.Helper()
+	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		switch name := e.Name(); {
+		case err != nil:
+			return err
+		case e.IsDir() && (name == ".git" || name == "build" || name == "testdata"):
+			return filepath.SkipDir
+		case !e.IsDir():
+			f(path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
