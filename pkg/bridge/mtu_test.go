@@ -12,9 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -25,7 +23,7 @@ func mtuLab(t *testing.T, bridge, subnet string) lab {
 	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
 }
 
-// mustHaveMTU checks that the bridge has the wanted MTU.
+// mustHaveMTU checks that the bridge has the wanted MTU, and that no note file about an interrupted change is left.
 func (l lab) mustHaveMTU(want int) {
 	l.Helper()
 	bridge := l.Conf["bridge"].(string)
@@ -36,6 +34,9 @@ func (l lab) mustHaveMTU(want int) {
 		return nil
 	}); err != nil {
 		l.Error(err)
+	}
+	if text, owed := attachment.ReadNodeNote(mtuNote(bridge)); owed {
+		l.Errorf("the note of %s is left: %q", bridge, text)
 	}
 }
 
@@ -149,12 +150,41 @@ func TestMTUAtOnce(t *testing.T) {
 	l.mustHaveMTU(1500)
 }
 
-// TestMTUAfterKill checks an ADD that was killed after it created the bridge and before it pinned the MTU. The bridge then has another MTU
-// than the pods, and gets that of the pods with the next ADD.
+// TestMTUAfterKill checks an ADD that was killed at any step of pinning the bridge's MTU. The next ADD of any network completes the
+// pinning. If an admin changed the MTU after the ADD was killed, the admin's MTU stays.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
-	kerneltest.Must(t, l.host().AddBridge("btkill", randomMAC(), kernel.MTUBeside(1500), true))
-	l.mustHaveMTU(1501)
-	l.other().add("a")
+	l.add("a")
+	for at, want := range map[int]int{1500: 1500, 1501: 1500, 1700: 1700} {
+		if err := onHost("btkill", func(link netlink.Link) error { return netlink.LinkSetMTU(link, at) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := attachment.WriteNodeNote(mtuNote("btkill"), "1500"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = attachment.RemoveNodeNote(mtuNote("btkill")) })
+		next := l.other()
+		next.OK(next.Call("ADD", "next", "name", "btkill2", "isGateway", false))
+		l.mustHaveMTU(want)
+		next.OK(next.Call("DEL", "next", "name", "btkill2"))
+	}
+	// A process that was killed before its first netlink request has not pinned the MTU. The kernel then sets the bridge's MTU to the smallest
+	// MTU of its ports.
+	if err := onHost("btkill", netlink.LinkDel); err != nil {
+		t.Fatal(err)
+	}
+	createForeignBridge(t, "btkill", "fd00:74:5::99/64")
+	if err := attachment.WriteNodeNote(mtuNote("btkill"), "1500"); err != nil {
+		t.Fatal(err)
+	}
+	l.other().add("last")
+	l.mustHaveMTU(1500)
+	if err := onHost("btkill", func(link netlink.Link) error {
+		attrs := netlink.LinkAttrs{Name: "btkillp0", MTU: 1000, MasterIndex: link.Attrs().Index}
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "btkillp1"})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = onHost("btkillp0", netlink.LinkDel) })
 	l.mustHaveMTU(1500)
 }

@@ -109,7 +109,7 @@ func (j *job) restoreOrphan(bridge kernel.Link, o orphan) error {
 	errs = append(errs, err)
 	for _, gw := range o.Gateways {
 		if !slices.Contains(has, gw) {
-			errs = append(errs, restoreGateway(j.host, gateway, gw))
+			errs = append(errs, restoreGateway(j.host, gateway, gw, j.cfg.DAD))
 		}
 	}
 	return errors.Join(errs...)

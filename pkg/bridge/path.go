@@ -138,7 +138,7 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	case err != nil && !kernel.NoRoute(err):
 		return nil, err
 	case err != nil || !own.Local:
-		return append(all, missingPart{"gateway address", func() error { return restoreGateway(host, link, p.gateway) }}), nil
+		return append(all, missingPart{"gateway address", func() error { return restoreGateway(host, link, p.gateway, false) }}), nil
 	case !own.Through(link) || !p.connects(link):
 		return all, nil
 	}
@@ -154,13 +154,13 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 const restoreTimeout = 200 * time.Millisecond
 
 // restoreGateway adds a gateway address to its link again.
-func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix) error {
+func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix, dad bool) error {
 	if gw.Addr().Is6() {
 		if err := host.Set(link.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/disable_ipv6", Value: "0"})...); err != nil {
 			return err
 		}
 	}
-	if err := host.AddAddress(link, gw, false); err != nil && !isExist(err) {
+	if err := host.AddAddress(link, gw, dad); err != nil && !isExist(err) {
 		return err
 	}
 	_ = host.AwaitAddress(gw.Addr(), time.Now().Add(restoreTimeout))

@@ -105,7 +105,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err e
 	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
 	// rules, the answer would go directly to the client, but the client expects the answer from the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
-	if err = add(name, previousMAC(orphans), kernel.MTUBeside(j.newBridgeMTU()), filtered); err != nil && !isExist(err) {
+	if err = add(name, previousMAC(orphans), j.cfg.MTU, filtered); err != nil && !isExist(err) {
 		return link, false, nil, err
 	}
 	made = err == nil

@@ -105,7 +105,7 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	switch {
 	case err != nil:
-		printLine(stderr, fmt.Sprintf("no sandbox: %v", err))
+		printLine(stderr, fmt.Sprintf("no sandbox: %v; run it as root", err))
 		return exitError(exitRefused)
 	case !inside && code == exitOK:
 		return nil

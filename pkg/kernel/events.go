@@ -31,10 +31,11 @@ type Event struct {
 // kernelUevents is the multicast group on which the kernel sends uevents. The program udev sends its own events on group 2.
 const kernelUevents = 1
 
-// The constants are sizes in bytes. Every datagram of the kernel is smaller than largestEvent. The buffer of a socket takes about eight
-// thousand messages, as many as a routing daemon causes in 100 ms.
+// The constants are sizes in bytes, and the most datagrams of a round. Every datagram of the kernel is smaller than largestEvent. The
+// buffer of a socket takes about eight thousand messages, as many as a routing daemon causes in 100 ms.
 const (
 	largestEvent = 64 << 10
+	eventRound   = 10_000 // datagrams
 	eventBuffer  = 4 << 20
 )
 
@@ -105,6 +106,9 @@ func listen[E any](socket *os.File, parse func([]byte) []E, lost E, deliver func
 		var failed error
 		err = conn.Read(func(fd uintptr) bool {
 			for count := 0; ; count++ {
+				if count == eventRound {
+					return true // deliver during a flood too
+				}
 				switch n, err := unix.Read(int(fd), buffer); {
 				case err == nil:
 					events = append(events, parse(buffer[:n])...)

@@ -183,7 +183,7 @@ func applyPlan(host *kernel.Node, want portClaim, p claimPlan) error {
 		return err
 	}
 	if p.shared {
-		if err := attachment.RemoveNodeNote(unsharedPorts); err != nil {
+		if err := attachment.RemoveNodeNote(sharedPorts); err != nil {
 			return err
 		}
 	}

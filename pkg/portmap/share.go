@@ -13,9 +13,12 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// unsharedPorts is the name of a note file of the node which says that no attachments share hostPorts. With it, DEL does not read the
-// records of other pods.
-const unsharedPorts = "unshared-hostports"
+// sharedPorts is the name of a note file of the node. With the text noneShared it says that no attachments share hostPorts, and DEL does
+// not read the records of other pods.
+const (
+	sharedPorts = "shared-hostports"
+	noneShared  = "none"
+)
 
 // The type otherOwners caches the descriptions of other attachments. The key of this cache is the comment of a set element.
 type otherOwners struct {
@@ -57,7 +60,7 @@ func describeOwner(rec attachment.Record, owner string) string {
 // attachments belong to the same container in other networks, or to an older live pod with the same name. The last argument of moveToHeirs
 // contains the ports of the attachment that ends, or is nil if these ports are unknown. The caller holds portsLock.
 func moveToHeirs(host *kernel.Node, hash string, ending *ports.Index) error {
-	if _, noted := attachment.ReadNodeNote(unsharedPorts); noted {
+	if text, _ := attachment.ReadNodeNote(sharedPorts); text == noneShared {
 		return nil
 	}
 	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests this port then also
@@ -80,7 +83,7 @@ func moveToHeirs(host *kernel.Node, hash string, ending *ports.Index) error {
 		if shared, err := sharedExcept(hash); err != nil || shared {
 			return nil
 		}
-		return attachment.WriteNodeNote(unsharedPorts, "")
+		return attachment.WriteNodeNote(sharedPorts, noneShared)
 	}
 	if err := moveHostPorts(host, hash, wanted); err != nil {
 		return err

@@ -203,7 +203,7 @@ func TestSharedNote(t *testing.T) {
 	first, second := asking("10.71.0.5/24", port(8080, 80, "tcp")), inOther("nftables", port(8080, 80, "tcp"))
 	alone, _ := l.withName("alone")
 	other := asking("10.71.0.6/24", port(9090, 90, "tcp"))
-	unshared := func() bool { _, noted := attachment.ReadNodeNote(unsharedPorts); return noted }
+	unshared := func() bool { text, _ := attachment.ReadNodeNote(sharedPorts); return text == noneShared }
 	l.OK(l.Call("ADD", "a", first...))
 	l.OK(l.Call("ADD", "a", second...))
 	l.OK(alone.Call("ADD", "b", other...))

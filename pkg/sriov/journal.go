@@ -42,8 +42,8 @@ type vfJournal struct {
 	MAC            string         `json:"mac,omitempty"`  // MAC in the pod; "" without an interface
 	Info           string         `json:"info,omitempty"` // path of its device-info file
 	Since          time.Time      `json:"since"`
-	Rebind         bool           `json:"rebind,omitempty"`         // rebind the driver afterwards
-	DeviceReported bool           `json:"deviceReported,omitempty"` // the kernel reports the device of an interface (since Linux 5.14)
+	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
+	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
 	Chained        bool           `json:"chained,omitempty"`
 	Former         formerState    `json:"former"`
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
 )
 
 // Recorded identifies the attachment of a running pod in libcni's cache.
@@ -36,8 +37,12 @@ func (r Recorded) Check(ctx context.Context, only func(plugin string) bool, show
 	if err != nil {
 		return fmt.Errorf("the configuration of the ADD: %w", err)
 	}
-	if only != nil && list.DisableCheck {
+	switch has, err := version.GreaterThanOrEqualTo(list.CNIVersion, "0.4.0"); {
+	case only == nil:
+	case list.DisableCheck:
 		return errors.New("the configuration has disableCheck")
+	case err != nil || !has:
+		return fmt.Errorf("cniVersion %q has no CHECK", list.CNIVersion)
 	}
 	for _, p := range list.Plugins {
 		if only == nil || only(p.Network.Type) {

@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -150,9 +151,17 @@ func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
 	}
-	zones := n.configText("/etc/firewalld/zones/*.xml")
+	var zones strings.Builder
+	files, _ := filepath.Glob(n.path("/etc/firewalld/zones/*.xml"))
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return unknown(f, err)
+		}
+		zones.Write(text)
+	}
 	for _, bridge := range n.bridges() {
-		if strings.Contains(zones, `<interface name="`+bridge+`"/>`) {
+		if strings.Contains(zones.String(), `<interface name="`+bridge+`"/>`) {
 			continue
 		}
 		found = append(found, Finding{Level: Warning, Code: "firewalld-zone", What: "firewalld may reject the packets of pods on " + bridge,
