@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -107,7 +108,7 @@ func (c *checker) file(f File) {
 	whole := part{file: f.Name, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
 		c.add(whole, strict.Place{}, emptyFile, true, "the file is empty")
-	} else if trimmed[0] == '{' {
+	} else if trimmed[0] == '{' || bytes.HasPrefix(trimmed, []byte("\ufeff{")) || filepath.Ext(f.Name) == ".conflist" {
 		c.json(whole)
 	} else {
 		c.manifests(whole)

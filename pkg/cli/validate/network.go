@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -81,6 +82,7 @@ func (c *checker) network(t part) {
 		c.add(t, t.root.At(plugin.KeyOf(err)), codeOf(err), true, "%v", err)
 		return
 	}
+	before := len(c.problems)
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
 		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'",
 			strings.TrimSuffix(err.Msg, ":"))
@@ -103,6 +105,11 @@ func (c *checker) network(t part) {
 		c.entry(&n, fmt.Sprintf("plugins[%d]", i), list.CNIVersion, config)
 	}
 	c.networks = append(c.networks, n)
+	isError := func(p Problem) bool { return p.Error }
+	if _, err := libcni.NetworkConfFromBytes(t.data); err != nil && len(list.Plugins) > 0 && !slices.ContainsFunc(c.problems[before:], isError) {
+		err = plugin.Errorf(plugin.CodeDecode, "runtimes refuse the configuration: %w", err)
+		c.add(t, t.root.At("plugins"), codeOf(err), true, "%v", err)
+	}
 }
 
 // The method entry() checks each plugin of an entry of a conflist as its ADD would.
