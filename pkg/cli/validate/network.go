@@ -105,8 +105,10 @@ func (c *checker) network(t part) {
 		c.entry(&n, fmt.Sprintf("plugins[%d]", i), list.CNIVersion, config)
 	}
 	c.networks = append(c.networks, n)
-	isError := func(p Problem) bool { return p.Error }
-	if _, err := libcni.NetworkConfFromBytes(t.data); err != nil && len(list.Plugins) > 0 && !slices.ContainsFunc(c.problems[before:], isError) {
+	if slices.ContainsFunc(c.problems[before:], func(p Problem) bool { return p.Error }) || len(list.Plugins) == 0 {
+		return
+	}
+	if _, err := libcni.NetworkConfFromBytes(t.data); err != nil {
 		err = plugin.Errorf(plugin.CodeDecode, "runtimes refuse the configuration: %w", err)
 		c.add(t, t.root.At("plugins"), codeOf(err), true, "%v", err)
 	}
