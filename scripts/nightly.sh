@@ -23,7 +23,7 @@ for target in "$@"; do
     tail -n 40 "$logs/$target.log"
   fi
   # The last count that the target prints: "5 passed, 0 failed, 1 skipped", or Go's "ok".
-  said=$(grep -E '[0-9]+ (passed|ok)|^ok' "$logs/$target.log" | tail -n 1 | tr '\t|' '  ')
+  said=$(awk '/[0-9]+ (passed|ok)|^ok/ { last = $0 } END { gsub(/[\t|]/, " ", last); print last }' "$logs/$target.log")
   rows+=("| $target | $result | $(((SECONDS - begin) / 60)) min $(((SECONDS - begin) % 60)) s | ${said:--} |")
 done
 printf '\n| Target | Result | Time | Last count |\n| --- | --- | --- | --- |\n'
