@@ -36,9 +36,11 @@ func runUDP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, 
 	var sent atomic.Uint64
 	counts := newTally(flow.Duration)
 	mark := rand.Uint64()
-	stop := context.AfterFunc(ctx, func() { closeAll([]*net.UDPConn{sender, receiver}) })
-	defer stop()
-	var sending sync.WaitGroup
+	var sending sync.WaitGroup // until the ports are free again too
+	sending.Go(func() {
+		<-ctx.Done()
+		closeAll([]*net.UDPConn{sender, receiver})
+	})
 	paused := watchPauses()
 	sending.Go(func() { sendUDP(ctx, sender, flow, mark, &sent) })
 	receiveUDP(receiver, counts, mark, flow.Patience)
