@@ -7,33 +7,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
-
-// newDevices creates a resource from a text with one word for each device. Each word contains the NUMA nodes of the device, or "-" if the
-// NUMA nodes are unknown. A word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
-func newDevices(machine kubelet.Mask, words string) *kubelet.Devices {
-	d := kubelet.NewDevices(machine, make([]kubelet.Mask, len(strings.Fields(words))))
-	for i, word := range strings.Fields(words) {
-		for _, c := range word {
-			switch c {
-			case '!':
-				d.Healthy[i] = false
-			case 'x':
-				d.Used[i] = true
-			case '-':
-			default:
-				d.Near[i] |= 1 << (c - '0')
-			}
-		}
-	}
-	return d
-}
 
 // pickLast returns the last n devices of the list. A recordingPlugin prefers the first devices, so a test can see whether pickLast or the
 // plugin made the choice.
@@ -73,18 +52,18 @@ func TestChoose(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var p recordingPlugin
-			got, err := choose(newDevices(3, c.devices), kubelet.Hint{Nodes: c.hint}, c.n, c.reusable, p.prefer, pickLast)
+			got, err := choose(ParseDevices(3, c.devices), kubelet.Hint{Nodes: c.hint}, c.n, c.reusable, p.prefer, pickLast)
 			if err != nil || !slices.Equal(got, c.want) || !slices.Equal(p.asked, c.asked) {
 				t.Errorf("got %v, %v, asked %q\nwant %v, %q", got, err, p.asked, c.want, c.asked)
 			}
-			got, err = choose(newDevices(3, c.devices), kubelet.Hint{Nodes: c.hint}, c.n, c.reusable, nil, pickLast)
+			got, err = choose(ParseDevices(3, c.devices), kubelet.Hint{Nodes: c.hint}, c.n, c.reusable, nil, pickLast)
 			if err != nil || !slices.Equal(got, c.random) {
 				t.Errorf("without a plugin's answer: got %v, %v, want %v", got, err, c.random)
 			}
 		})
 	}
 	for _, bad := range []string{"0! 0!", "0x 0 0!"} {
-		if got, err := choose(newDevices(3, bad), kubelet.Hint{}, 2, nil, nil, pickLast); err == nil {
+		if got, err := choose(ParseDevices(3, bad), kubelet.Hint{}, 2, nil, nil, pickLast); err == nil {
 			t.Errorf("2 of %s: %v", bad, got)
 		}
 	}
@@ -94,7 +73,7 @@ func TestChoose(t *testing.T) {
 // each of its two NUMA nodes.
 func TestAsMeasured(t *testing.T) {
 	var p recordingPlugin
-	n := Node{Policy: kubelet.BestEffort, VFs: newDevices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: pickLast}
+	n := Node{Policy: kubelet.BestEffort, VFs: ParseDevices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: pickLast}
 	var got [][]int
 	for _, vfs := range []int{1, 1, 2, 3} {
 		g, err := n.Admit(Pod{Containers: []Request{{VFs: vfs}}})
@@ -131,13 +110,13 @@ func TestAdmit(t *testing.T) {
 		{"init containers leave theirs", "0 0 1 1 1", Node{Policy: kubelet.Restricted}, Pod{Init: two, Containers: []Request{{VFs: 2}}},
 			"[{0}* {0}* {0}*] [[0 1] [0 1] [0 1]] <nil>"},
 		{"and not twice", "0 0 1 1", Node{Policy: kubelet.None}, Pod{Init: two[:1], Containers: two}, "[any any any] [[2 3] [2 3] [0 1]] <nil>"},
-		{"CPUs near another node", "0x 0x 1 1", Node{Policy: kubelet.SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0 1 1x")}},
+		{"CPUs near another node", "0x 0x 1 1", Node{Policy: kubelet.SingleNUMA, CPUs: &CPUs{*ParseDevices(3, "0 0 1 1x")}},
 			Pod{Containers: []Request{{2, 2}}}, "[] [] " + ErrAffinity.Error()},
-		{"CPUs near the same node", "0 0 1 1", Node{Policy: kubelet.SingleNUMA, CPUs: &CPUs{*newDevices(3, "0 0x 1 1")}},
+		{"CPUs near the same node", "0 0 1 1", Node{Policy: kubelet.SingleNUMA, CPUs: &CPUs{*ParseDevices(3, "0 0x 1 1")}},
 			Pod{Containers: []Request{{2, 2}}}, "[{1}*] [[2 3]] <nil>"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.node.VFs, c.node.Pick = newDevices(3, c.devices), pickLast
+			c.node.VFs, c.node.Pick = ParseDevices(3, c.devices), pickLast
 			g, err := c.node.Admit(c.pod)
 			var words []string
 			for _, h := range g.Hints {
@@ -146,7 +125,7 @@ func TestAdmit(t *testing.T) {
 			if got := fmt.Sprint(words, g.VFs, err); got != c.want {
 				t.Errorf("got %s\nwant %s", got, c.want)
 			}
-			if c.node.Remove(g); !slices.Equal(c.node.VFs.Used, newDevices(3, c.devices).Used) {
+			if c.node.Remove(g); !slices.Equal(c.node.VFs.Used, ParseDevices(3, c.devices).Used) {
 				t.Errorf("left behind: %v", c.node.VFs.Used)
 			}
 		})
@@ -162,7 +141,7 @@ func TestNothingTwice(t *testing.T) {
 		return from[:n]
 	}
 	for _, policy := range []kubelet.Policy{kubelet.None, kubelet.BestEffort, kubelet.Restricted, kubelet.SingleNUMA} {
-		n := Node{Policy: policy, VFs: newDevices(7, "0 0 0 0 1 1 1 1 2 2 2 2 - -"), CPUs: NewCPUs(7, 4), Pick: pick}
+		n := Node{Policy: policy, VFs: ParseDevices(7, "0 0 0 0 1 1 1 1 2 2 2 2 - -"), CPUs: NewCPUs(7, 4), Pick: pick}
 		var pods []Grant
 		for range 2000 {
 			if len(pods) > 0 && rng.IntN(2) == 0 {

@@ -1,157 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubelet
+package kubelet_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/integration/kubeletnode"
+	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
-
-// newDevices creates a resource from a text with one word for each device. Each word contains the NUMA nodes of the device, or "-" if the
-// NUMA nodes are unknown. A word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
-func newDevices(machine Mask, words string) *Devices {
-	d := NewDevices(machine, make([]Mask, len(strings.Fields(words))))
-	for i, word := range strings.Fields(words) {
-		for _, c := range word {
-			switch c {
-			case '!':
-				d.Healthy[i] = false
-			case 'x':
-				d.Used[i] = true
-			case '-':
-			default:
-				d.Near[i] |= 1 << (c - '0')
-			}
-		}
-	}
-	return d
-}
-
-// formatHints formats hints, for example as "0 01 1* any". Each digit is a NUMA node. The character * follows a preferred hint. The word
-// "any" means the empty set.
-func formatHints(hints ...Hint) string {
-	var out []string
-	for _, h := range hints {
-		word := ""
-		for i := range 64 {
-			if h.Nodes>>i&1 == 1 {
-				word += fmt.Sprint(i)
-			}
-		}
-		if word == "" {
-			word = "any"
-		}
-		if h.Preferred {
-			word += "*"
-		}
-		out = append(out, word)
-	}
-	return strings.Join(out, " ")
-}
-
-func TestSubsets(t *testing.T) {
-	var got []Mask
-	Mask(0b11101).forEachSubset(func(m Mask) { got = append(got, m) })
-	want := []Mask{1, 4, 8, 16, 5, 9, 17, 12, 20, 24, 13, 21, 25, 28, 29}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %v\nwant %v", got, want)
-	}
-}
 
 func TestHints(t *testing.T) {
 	for _, c := range []struct {
 		name, devices string
-		machine       Mask
+		machine       kubelet.Mask
 		n             int
 		reusable      []int
 		want          string // "don't care" for nil
 	}{
-		{"both nodes", "0 0 1 1", 3, 2, nil, "0* 1* 01"},
-		{"more than a node has", "0 0 1 1", 3, 3, nil, "01*"},
-		{"more than are free near one", "0 0x 1 1x", 3, 2, nil, "01"},
-		{"the ill ones count for what is preferred", "0 0! 1 1!", 3, 2, nil, "01"},
+		{"both nodes", "0 0 1 1", 3, 2, nil, "{0}* {1}* {0,1}"},
+		{"more than a node has", "0 0 1 1", 3, 3, nil, "{0,1}*"},
+		{"more than are free near one", "0 0x 1 1x", 3, 2, nil, "{0,1}"},
+		{"the ill ones count for what is preferred", "0 0! 1 1!", 3, 2, nil, "{0,1}"},
 		{"too few", "0 0x 1x 1x", 3, 2, nil, ""},
 		{"no node known", "- - -", 3, 1, nil, "don't care"},
-		{"unknown ones are not counted", "0 - 1", 3, 2, nil, "01*"},
+		{"unknown ones are not counted", "0 - 1", 3, 2, nil, "{0,1}*"},
 		{"only unknown ones are left", "0x - 1x", 3, 1, nil, ""},
-		{"nodes without devices are left out", "0 0 2 2", 7, 2, nil, "0* 2* 02"},
-		{"near several", "01 01 1", 3, 2, nil, "0* 1* 01"},
-		{"a node that the machine does not have", "0 5", 3, 1, nil, "0*"},
+		{"nodes without devices are left out", "0 0 2 2", 7, 2, nil, "{0}* {2}* {0,2}"},
+		{"near several", "01 01 1", 3, 2, nil, "{0}* {1}* {0,1}"},
+		{"a node that the machine does not have", "0 5", 3, 1, nil, "{0}*"},
 		{"only such", "5 5", 3, 1, nil, ""},
-		{"reusable ones must be near", "0x 0 1 1", 3, 2, []int{0}, "0* 01"},
-		{"reusable ones make up for what is missing", "0x 0x 1x", 3, 2, []int{0, 1}, "0* 01"},
-		{"reusable ones near no node", "-x 0 1", 3, 1, []int{0}, "0* 1* 01"},
+		{"reusable ones must be near", "0x 0 1 1", 3, 2, []int{0}, "{0}* {0,1}"},
+		{"reusable ones make up for what is missing", "0x 0x 1x", 3, 2, []int{0, 1}, "{0}* {0,1}"},
+		{"reusable ones near no node", "-x 0 1", 3, 1, []int{0}, "{0}* {1}* {0,1}"},
+		{"sets by size", "0 2 3 4", 0b11101, 1, nil,
+			"{0}* {2}* {3}* {4}* {0,2} {0,3} {0,4} {2,3} {2,4} {3,4} {0,2,3} {0,2,4} {0,3,4} {2,3,4} {0,2,3,4}"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			hints := newDevices(c.machine, c.devices).Hints(c.n, c.reusable)
-			got := formatHints(hints...)
+			hints := kubeletnode.ParseDevices(c.machine, c.devices).Hints(c.n, c.reusable)
+			got := strings.Trim(fmt.Sprint(hints), "[]")
 			if hints == nil {
 				got = "don't care"
 			}
 			if got != c.want {
 				t.Errorf("%d of %s: %q, want %q", c.n, c.devices, got, c.want)
-			}
-		})
-	}
-}
-
-// parseHints parses lists of hints in the format of formatHints. The character "|" separates the lists of different resources.
-func parseHints(words string) [][]Hint {
-	var lists [][]Hint
-	for _, list := range strings.Split(words, "|") {
-		out := []Hint{}
-		for _, word := range strings.Fields(list) {
-			var h Hint
-			for _, c := range strings.NewReplacer("any", "").Replace(word) {
-				if h.Preferred = c == '*'; !h.Preferred {
-					h.Nodes |= 1 << (c - '0')
-				}
-			}
-			out = append(out, h)
-		}
-		if len(out) == 1 && out[0] == (Hint{0, true}) {
-			out = nil
-		}
-		lists = append(lists, out)
-	}
-	return lists
-}
-
-func TestMerge(t *testing.T) {
-	for _, c := range []struct {
-		name, lists string
-		machine     Mask
-		policy      Policy
-		want        string
-		admit       bool
-	}{
-		{"none asks no provider", "01", 3, None, "any", true},
-		{"the lowest of equals", "1* 0* 01", 3, BestEffort, "0*", true},
-		{"preferred before narrow", "0 01*", 3, Restricted, "01*", true},
-		{"not preferred", "01", 3, BestEffort, "01", true},
-		{"not preferred, restricted", "01", 3, Restricted, "01", false},
-		{"not preferred, single", "01", 3, SingleNUMA, "any", false},
-		{"preferred on two, single", "01*", 3, SingleNUMA, "any", false},
-		{"no provider cares", "any*", 3, SingleNUMA, "any*", true},
-		{"no provider cares, restricted", "any*", 3, Restricted, "01*", true},
-		{"one does not care", "any*|1* 01", 3, SingleNUMA, "1*", true},
-		{"cannot be", "|0* 1* 01", 3, BestEffort, "0", true},
-		{"cannot be, restricted", "|0* 1* 01", 3, Restricted, "0", false},
-		{"the only node there is", "0*", 1, SingleNUMA, "any*", true},
-		{"the node that both have", "0* 1* 01|1* 01", 3, BestEffort, "1*", true},
-		{"others, each preferred", "0* 01|1* 01", 3, BestEffort, "0", true},
-		{"other nodes, though each is preferred", "0*|01*", 3, Restricted, "0", false},
-		{"one node, but not preferred, single", "0", 3, SingleNUMA, "any", false},
-		{"nothing in common", "0*|1*", 3, BestEffort, "01", true},
-		{"as many nodes as the neediest resource needs", "0 1 2 01 02 12 012|01 12 012", 7, BestEffort, "01", true},
-		{"of the same number the lowest", "12 02|012", 7, BestEffort, "02", true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			got, admit := Merge(c.policy, c.machine, parseHints(c.lists))
-			if formatHints(got) != c.want || admit != c.admit {
-				t.Errorf("%s %s: %s, admitted %v, want %s, %v", c.policy, c.lists, formatHints(got), admit, c.want, c.admit)
 			}
 		})
 	}
