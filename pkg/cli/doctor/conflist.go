@@ -112,9 +112,7 @@ func (n *node) conflistKeys() (found []Finding) {
 		return skipped("there is no configuration")
 	}
 	this, err := validate.ThisNode()
-	if err != nil {
-		found = unknown("the subnets of the node", err)
-	}
+	found = unknown("the subnets of the node", err)
 	var files []validate.File
 	for _, net := range n.networks {
 		files = append(files, validate.File{Name: net.File, Data: net.Text})

@@ -185,8 +185,11 @@ func (n *node) path(name string) string { return filepath.Join("/", n.Root, name
 // skipped() returns a finding which says why a check does not apply to this node.
 func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
 
-// unknown() returns a finding which says that a check could not read its data.
+// unknown() returns a finding which says that a check could not read its data, or nothing without an error.
 func unknown(what string, err error) []Finding {
+	if err == nil {
+		return nil
+	}
 	return []Finding{{Level: Warning, Code: "unreadable",
 		What: "could not read " + what, Evidence: err.Error(), Consequence: "this check is incomplete",
 		Command: "correct what the evidence names, and run podlace doctor again"}}

@@ -238,11 +238,7 @@ func stateCases() map[string]breakage {
 		"claims without sriov": {"kubelet", func(l *lab) { l.write("run/podlace-sriov/claims/.lock", "") },
 			"error no network attaches the VFs of ResourceClaims | /run/podlace-sriov/claims exists, and no configuration in "},
 		"kubelet's gate": {"kubelet", func(l *lab) {
-			l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
-			for _, s := range []string{"var/lib/kubelet/device-plugins/kubelet.sock", "var/lib/kubelet/pod-resources/kubelet.sock",
-				"run/podlace-sriov/sriov.sock"} {
-				l.write(s, "")
-			}
+			l.kubelet()
 			l.write("var/lib/kubelet/config.yaml", "featureGates:\n  KubeletPodResources: false\n")
 		}, "KubeletPodResources: false"},
 	}
@@ -250,7 +246,8 @@ func stateCases() map[string]breakage {
 
 // TestFindings creates one problem of the node at a time, and verifies that the right check of doctor reports this problem.
 func TestFindings(t *testing.T) {
-	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), stateCases(), remedyCases()} {
+	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), unreadableCases(), stateCases(),
+		remedyCases()} {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				l := newLab(t)
@@ -279,6 +276,15 @@ func (l lab) nft(rules string) {
 	l.t.Helper()
 	l.t.Cleanup(func() { _ = exec.Command("nft", "flush", "ruleset").Run() })
 	l.command("nft", rules)
+}
+
+// kubelet() adds the sockets of a kubelet with VFs, and a network that attaches VFs.
+func (l lab) kubelet() {
+	l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
+	for _, s := range []string{"var/lib/kubelet/device-plugins/kubelet.sock", "var/lib/kubelet/pod-resources/kubelet.sock",
+		"run/podlace-sriov/sriov.sock"} {
+		l.write(s, "")
+	}
 }
 
 func (l lab) bridge(name string, mtu int) {

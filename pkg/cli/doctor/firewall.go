@@ -3,8 +3,8 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,13 +20,15 @@ func (n *node) forwardPolicy() (found []Finding) {
 	if err != nil {
 		return unknown("the chains of nf_tables", err)
 	}
-	ufw, blocked := n.ufwActive(), map[string]nft.DroppingChain{}
+	enabled, err := n.setting("ENABLED", "/etc/ufw/ufw.conf")
+	found = unknown("the configuration of ufw", err)
+	ufw, blocked := enabled == "yes", map[string]nft.DroppingChain{}
 	for _, chain := range chains {
 		for _, bridge := range n.bridges() {
 			switch {
 			case chain.Mentions(bridge):
 			case n.running["firewalld"] && chain.Table == "firewalld": // n.firewalld reports it; a rule of nft would be lost, or refused
-			case ufw && isFORWARD(chain):
+			case ufw && isFORWARD(chain): // at each start, ufw removes rules that were added with iptables(8)
 				blocked[bridge] = chain
 			default:
 				found = append(found, dropsForwarded("chain "+chain.String()+" of nf_tables "+chain.Reason, bridge, n.whoseChain(chain)))
@@ -81,9 +83,7 @@ func (n *node) legacyForward() (found []Finding) {
 	for _, is4 := range []bool{true, false} {
 		program := map[bool]string{true: "iptables-legacy", false: "ip6tables-legacy"}[is4]
 		rules, err := iptables.LegacyFilter(is4)
-		if err != nil {
-			found = append(found, unknown("the rules of "+program, err)...)
-		}
+		found = append(found, unknown("the rules of "+program, err)...)
 		for _, bridge := range n.bridges() {
 			if strings.Contains(rules, ":FORWARD DROP ") && !namesLink(rules, bridge) {
 				command := acceptForwarded(program, strings.Contains(rules, ":DOCKER-USER "))
@@ -112,18 +112,14 @@ func namesLink(rules, link string) bool {
 	return false
 }
 
-// ufwActive reports whether ufw manages the firewall. At each start, ufw loads only its own rules, so it removes rules that were added with
-// iptables(8).
-func (n *node) ufwActive() bool {
-	return setting(n.configText("/etc/ufw/ufw.conf"), "ENABLED") == "yes"
-}
-
 // ufw() reports bridges whose forwarded packets ufw drops or may drop. Without a rule for the bridge, ufw drops forwarded packets by
 // default (ufw-framework(8)). The argument `blocked` contains, for each bridge, the nftables chain that drops the packets of the bridge.
 // The map is empty if ufw uses iptables-legacy.
 func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
-	accepts := setting(n.configText("/etc/default/ufw"), "DEFAULT_FORWARD_POLICY") == "ACCEPT"
-	rules := n.configText("/etc/ufw/user.rules")
+	policy, err := n.setting("DEFAULT_FORWARD_POLICY", "/etc/default/ufw")
+	rules, failed := n.configText("/etc/ufw/user.rules")
+	err = errors.Join(err, failed)
+	found = unknown("the rules of ufw", err)
 	for _, bridge := range n.bridges() {
 		chain, drops := blocked[bridge]
 		named := strings.Contains(rules, bridge)
@@ -134,7 +130,7 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 			found = append(found, dropsForwarded(evidence, bridge, "ufw reload"))
 		case drops:
 			found = append(found, dropsForwarded("ufw is enabled; chain "+chain.String()+" "+chain.Reason, bridge, command))
-		case !named && !accepts:
+		case err == nil && !named && policy != "ACCEPT":
 			found = append(found, Finding{Level: Warning, Code: "ufw-forward", What: "ufw may drop the packets of pods on " + bridge,
 				Evidence:    "/etc/ufw/ufw.conf: ENABLED=yes; DEFAULT_FORWARD_POLICY is not ACCEPT; no rule in /etc/ufw/user.rules names " + bridge,
 				Consequence: "pods reach nothing beyond their node",
@@ -151,17 +147,12 @@ func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
 	}
-	var zones strings.Builder
-	files, _ := filepath.Glob(n.path("/etc/firewalld/zones/*.xml"))
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			return unknown(f, err)
-		}
-		zones.Write(text)
+	zones, err := n.configText("/etc/firewalld/zones/*.xml")
+	if err != nil {
+		return unknown("the zones of firewalld", err)
 	}
 	for _, bridge := range n.bridges() {
-		if strings.Contains(zones.String(), `<interface name="`+bridge+`"/>`) {
+		if strings.Contains(zones, `<interface name="`+bridge+`"/>`) {
 			continue
 		}
 		found = append(found, Finding{Level: Warning, Code: "firewalld-zone", What: "firewalld may reject the packets of pods on " + bridge,
@@ -182,19 +173,27 @@ func (n *node) firewallReload() (found []Finding) {
 		return nil
 	}
 	flushes := ""
-	if n.enabled("nftables.service") && strings.Contains(n.configText("/etc/nftables.conf"), "flush ruleset") {
-		flushes = "/etc/nftables.conf contains 'flush ruleset', and nftables.service is enabled"
+	if n.enabled("nftables.service") {
+		rules, err := n.configText("/etc/nftables.conf")
+		found = unknown("the rules of nftables.service", err)
+		if strings.Contains(rules, "flush ruleset") {
+			flushes = "/etc/nftables.conf contains 'flush ruleset', and nftables.service is enabled"
+		}
 	}
-	if n.running["firewalld"] && setting(n.configText("/etc/firewalld/firewalld.conf"), "FirewallBackend") == "iptables" {
-		flushes = "firewalld runs with FirewallBackend=iptables, and flushes iptables' tables at a reload (FlushAllOnReload in firewalld.conf(5))"
+	if n.running["firewalld"] {
+		backend, err := n.setting("FirewallBackend", "/etc/firewalld/firewalld.conf")
+		found = append(found, unknown("the configuration of firewalld", err)...)
+		if backend == "iptables" {
+			flushes = "firewalld runs with FirewallBackend=iptables, and flushes iptables' tables at a reload (FlushAllOnReload in firewalld.conf(5))"
+		}
 	}
 	if flushes == "" {
-		return nil
+		return found
 	}
-	return []Finding{{Level: Warning, What: "a firewall service removes Podlace's rules when it starts",
+	return append(found, Finding{Level: Warning, What: "a firewall service removes Podlace's rules when it starts",
 		Evidence:    flushes + "; " + reloadUnit + " is not enabled",
 		Consequence: "until the next ADD or STATUS pods have no masquerade, hostPorts and protection",
-		Command:     n.enableReload()}}
+		Command:     n.enableReload()})
 }
 
 // enableReload returns the command that enables reloadUnit. The deb and the rpm install this unit, but 'make install' does not. The command

@@ -59,6 +59,36 @@ func firewallCases() map[string]breakage {
 	}
 }
 
+// unreadableCases returns test cases with a folder in place of a configuration file of another program.
+func unreadableCases() map[string]breakage {
+	cases := map[string]breakage{}
+	for file, c := range map[string]struct {
+		check, what string
+		prepare     func(*lab)
+	}{
+		"etc/ufw/ufw.conf":             {"forward-policy", "configuration of ufw", func(*lab) {}},
+		"etc/default/ufw":              {"forward-policy", "rules of ufw", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }},
+		"etc/ufw/user.rules":           {"forward-policy", "rules of ufw", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }},
+		"etc/firewalld/zones/a.xml":    {"forward-policy", "zones of firewalld", func(l *lab) { l.run("firewalld") }},
+		"etc/firewalld/firewalld.conf": {"firewall-reload", "configuration of firewalld", func(l *lab) { l.run("firewalld") }},
+		"etc/nftables.conf": {"firewall-reload", "rules of nftables.service", func(l *lab) {
+			l.write("etc/systemd/system/sysinit.target.wants/nftables.service", "")
+		}},
+		"etc/NetworkManager/conf.d/a.conf": {"networkmanager", "configuration of NetworkManager", func(l *lab) { l.run("NetworkManager") }},
+		"etc/systemd/networkd.conf": {"networkd", "configuration of systemd-networkd", func(l *lab) {
+			l.run("systemd-network")
+			l.status(`{"ready": true}`)
+		}},
+		"var/lib/kubelet/config.yaml": {"kubelet", "configuration of the kubelet", func(l *lab) { l.kubelet() }},
+	} {
+		cases["no access to "+file] = breakage{c.check, func(l *lab) {
+			c.prepare(l)
+			l.write(file+"/x", "")
+		}, "warning could not read the " + c.what + " | read /"}
+	}
+	return cases
+}
+
 // legacy() runs iptables-legacy. The rules are removed when the test ends.
 func (l lab) legacy(args ...string) {
 	l.t.Helper()

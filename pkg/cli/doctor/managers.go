@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,28 +14,27 @@ import (
 )
 
 // configText returns the concatenated text of all files that match the patterns.
-func (n *node) configText(patterns ...string) string {
-	var text strings.Builder
+func (n *node) configText(patterns ...string) (text string, err error) {
 	for _, pattern := range patterns {
 		files, _ := filepath.Glob(n.path(pattern))
 		for _, file := range files {
-			if data, err := os.ReadFile(file); err == nil {
-				text.Write(data)
-				text.WriteByte('\n')
-			}
+			data, failed := os.ReadFile(file)
+			err = errors.Join(err, failed)
+			text += string(data) + "\n"
 		}
 	}
-	return text.String()
+	return text, err
 }
 
 // setting returns the last value of a key in lines of the form key=value, without quotes, or "".
-func setting(text, key string) (value string) {
+func (n *node) setting(key string, patterns ...string) (value string, err error) {
+	text, err := n.configText(patterns...)
 	for line := range strings.Lines(text) {
 		if k, v, ok := strings.Cut(line, "="); ok && strings.TrimSpace(k) == key {
 			value = strings.Trim(strings.TrimSpace(v), `"'`)
 		}
 	}
-	return value
+	return value, err
 }
 
 // The check "networkmanager" reports a NetworkManager that may change the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
@@ -46,9 +46,12 @@ func (n *node) networkManager() []Finding {
 	if len(bridges) == 0 {
 		bridges = []string{bridge.NameIn(nil)}
 	}
-	text := n.configText("/etc/NetworkManager/NetworkManager.conf", "/etc/NetworkManager/conf.d/*.conf",
+	text, err := n.configText("/etc/NetworkManager/NetworkManager.conf", "/etc/NetworkManager/conf.d/*.conf",
 		"/usr/lib/NetworkManager/conf.d/*.conf",
 		"/run/NetworkManager/conf.d/*.conf")
+	if err != nil {
+		return unknown("the configuration of NetworkManager", err)
+	}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "unmanaged-devices") && strings.Contains(line, "veth") && strings.Contains(line, bridges[0]) {
@@ -71,10 +74,10 @@ func (n *node) networkd() []Finding {
 	if _, err := readAgentStatus(); err != nil {
 		return skipped("podlace-node, which adds routes, has not run here")
 	}
-	text := n.configText("/usr/lib/systemd/networkd.conf", "/usr/lib/systemd/networkd.conf.d/*.conf", "/etc/systemd/networkd.conf",
-		"/run/systemd/networkd.conf.d/*.conf", "/etc/systemd/networkd.conf.d/*.conf")
-	if slices.Contains([]string{"0", "no", "n", "false", "f", "off"}, strings.ToLower(setting(text, "ManageForeignRoutes"))) {
-		return nil // systemd.syntax(7)
+	value, err := n.setting("ManageForeignRoutes", "/usr/lib/systemd/networkd.conf", "/usr/lib/systemd/networkd.conf.d/*.conf",
+		"/etc/systemd/networkd.conf", "/run/systemd/networkd.conf.d/*.conf", "/etc/systemd/networkd.conf.d/*.conf")
+	if err != nil || slices.Contains([]string{"0", "no", "n", "false", "f", "off"}, strings.ToLower(value)) { // systemd.syntax(7)
+		return unknown("the configuration of systemd-networkd", err)
 	}
 	return []Finding{{Level: Warning, What: "systemd-networkd removes the routes to other nodes when it restarts",
 		Evidence:    "systemd-networkd runs, and ManageForeignRoutes is not set to no",

@@ -15,9 +15,7 @@ import (
 // or a route of another program can lead these packets to another link. The check reports one pod for each bridge and direction.
 func (n *node) routes() (found []Finding) {
 	records, err := bridge.Gateways()
-	if err != nil {
-		found = unknown("the records of bridge", err)
-	}
+	found = unknown("the records of bridge", err)
 	bridges := map[string]kernel.Link{}
 	reported := map[string]bool{}
 	forwards := len(n.forwarding()) == 0

@@ -94,9 +94,7 @@ func (n *node) records() (found []Finding) {
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
 	}
 	damaged, err := attachment.Unreadable()
-	if err != nil {
-		return append(found, unknown("the records", err)...)
-	}
+	found = append(found, unknown("the records", err)...)
 	for _, d := range damaged {
 		found = append(found, Finding{Level: Error, Code: "damaged-record",
 			What: "a record cannot be read", Evidence: fmt.Sprintf("%s: %v", d.Path(), d.Reason),
@@ -135,10 +133,7 @@ func (n *node) rules() (found []Finding) {
 		found[i].Level, found[i].Command = Error, "podlace reload"
 		found[i].Evidence = "the records under " + store.Root + " name them, the kernel lacks them"
 	}
-	if err != nil {
-		found = append(found, unknown("the limits of pods", err)...)
-	}
-	return found
+	return append(found, unknown("the limits of pods", err)...)
 }
 
 // agentStatus is the part of podlace-node's status file that doctor reads.
@@ -262,7 +257,8 @@ const kubeletConfig = "/var/lib/kubelet/config.yaml"
 // kubeletGates reports feature gates that the sriov plugin needs but that are disabled in the kubelet's configuration. By default, the
 // kubelet enables these feature gates.
 func (n *node) kubeletGates() (found []Finding) {
-	text := n.configText(kubeletConfig)
+	text, err := n.configText(kubeletConfig)
+	found = unknown("the configuration of the kubelet", err)
 	for _, gate := range []string{"KubeletPodResources", "KubeletPodResourcesGetAllocatable", "DevicePlugins", "DynamicResourceAllocation"} {
 		for line := range strings.Lines(text) {
 			if key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key == gate && strings.TrimSpace(value) == "false" {
