@@ -44,7 +44,7 @@ func (n *node) podsWithin(budget time.Duration) (found []Finding) {
 	if left > 0 {
 		found = skipped(fmt.Sprintf("CHECK ran for %d of %d pods in %s; 'podlace trace POD' checks another pod", checked, checked+left, budget))
 	} else if checked == 0 {
-		return skipped("no runtime's record of an ADD was found in /var/lib/cni/results")
+		return skipped("no live pod has a record of its ADD in /var/lib/cni/results whose configuration allows CHECK")
 	}
 	pods := map[string]int{}
 	var first []failedCheck

@@ -16,7 +16,7 @@ import (
 )
 
 // pod() adds a live pod with a record and an entry in libcni's cache.
-func (l lab) pod(id string) {
+func (l lab) pod(id, conf string) {
 	l.t.Helper()
 	space := kerneltest.NewPod(l.t)
 	att, err := attachment.Open(&plugin.Request{Plugin: "bridge", Network: "pods", ContainerID: id, IfName: "eth0", NetnsPath: space.Path,
@@ -30,7 +30,7 @@ func (l lab) pod(id string) {
 	}
 	l.t.Cleanup(func() { os.RemoveAll("/run/podlace/pods") })
 	entry, err := json.Marshal(map[string]any{"kind": "cniCacheV1", "containerId": id, "ifName": "eth0", "networkName": "pods",
-		"netns": space.Path, "config": []byte(ours), "result": map[string]any{"cniVersion": "1.0.0"},
+		"netns": space.Path, "config": []byte(conf), "result": map[string]any{"cniVersion": "1.0.0"},
 		"cniArgs": [][2]string{{"K8S_POD_NAME", id}}})
 	if err != nil {
 		l.t.Fatal(err)
@@ -56,8 +56,8 @@ func TestPods(t *testing.T) {
 	if found := l.problems("pods"); len(found) > 0 {
 		t.Errorf("without pods: %q", found)
 	}
-	l.pod("web-1")
-	l.pod("web-2")
+	l.pod("web-1", ours)
+	l.pod("web-2", ours)
 	l.checks("cat; exit 0")
 	if found := l.problems("pods"); len(found) > 0 {
 		t.Errorf("healthy pods: %q", found)
@@ -79,10 +79,24 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// TestPodsWithoutCheck checks that doctor runs no CHECK for a configuration that lacks or disables it.
+func TestPodsWithoutCheck(t *testing.T) {
+	for version, want := range map[string]int{`"0.3.1"`: 0, `"0.4.0"`: 1, `"0.4.0", "disableCheck": true`: 0} {
+		t.Run(version, func(t *testing.T) {
+			l := newLab(t)
+			l.pod("web-6", strings.Replace(ours, `"1.0.0"`, version, 1))
+			l.checks(`echo '{"code": 100, "msg": "no route"}'; exit 1`)
+			if found := l.problems("pods"); len(found) != want {
+				t.Errorf("got %q, want %d", found, want)
+			}
+		})
+	}
+}
+
 // TestPodsLeftOut checks that doctor reports how many pods were not checked within the time limit.
 func TestPodsLeftOut(t *testing.T) {
 	l := newLab(t)
-	l.pod("web-5")
+	l.pod("web-5", ours)
 	n, err := look(l.Options)
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +115,7 @@ func TestPodsLeftOut(t *testing.T) {
 // subnet.
 func TestChangedSubnets(t *testing.T) {
 	l := newLab(t)
-	l.pod("web-3")
+	l.pod("web-3", ours)
 	for subnet, want := range map[string]string{
 		"10.91.0.0/29": "",
 		"10.91.0.0/24": "cnidoc has 10.91.0.1/29 for shop/web-3; the configuration has [10.91.0.0/24]",
@@ -120,7 +134,7 @@ func TestChangedSubnets(t *testing.T) {
 // TestForwarding checks that doctor reports forwarding that is disabled for a bridge or for the whole node.
 func TestForwarding(t *testing.T) {
 	l := newLab(t)
-	l.pod("web-4")
+	l.pod("web-4", ours)
 	l.machine("/var/lib/cni/networks/pods/10.91.0.2", "web-4\r\neth0")
 	l.bridge("cnidoc", 1500)
 	l.sysctl("ipv4/ip_forward", "1")
