@@ -87,10 +87,9 @@ func (v Value) String() string {
 
 // Walk calls a function for each value inside v, and reports whether the object has the name of the value already.
 func (v Value) Walk(visit func(v Value, repeated bool)) {
-	inner, _ := v.Data.(List)
 	object, _ := v.Data.(Object)
 	seen := map[string]bool{}
-	for _, value := range append(inner, object...) {
+	for _, value := range append(v.Items(), object...) {
 		visit(value, seen[value.Name])
 		seen[value.Name] = object != nil
 		value.Walk(visit)
@@ -100,11 +99,12 @@ func (v Value) Walk(visit func(v Value, repeated bool)) {
 // At returns the place of a key below v. For a missing key it is the place of the innermost value on the way, with the full key.
 func (v Value) At(key string) Place {
 	at := v.Place
-	v.Walk(func(inner Value, _ bool) {
+	object, _ := v.Data.(Object)
+	for _, inner := range append(v.Items(), object...) {
 		if rest, ok := strings.CutPrefix(key, inner.Key); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
-			at = inner.Place
+			at = inner.At(key)
 		}
-	})
+	}
 	at.Key = key
 	return at
 }
