@@ -76,7 +76,7 @@ func Events(ctx context.Context) (<-chan Event, error) {
 }
 
 // subscribe opens a socket that receives the messages of multicast groups. One goroutine can close the socket while another goroutine reads
-// from it.
+// from it. A subscription of package netlink ends when its socket overflows.
 func subscribe(protocol int, groups ...uint32) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 // fill the memory with forged MACs. When the bridge has learned 4,096 MACs, it learns no others, and it floods frames to unknown MACs.
 const MaxLearned = 4096
 
-// brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h.
+// brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h, which package netlink lacks, like nf_call_iptables.
 const brFDBMaxLearned = 49
 
 // AddBridge creates a bridge that learns at most MaxLearned MACs. One request creates the bridge with all settings, so that a killed
@@ -65,8 +65,9 @@ type Veth struct {
 }
 
 // AddVeth creates a veth pair with both ends down and returns the ifindex of the host side. One request creates the pair with names, MACs,
-// MTU, namespace and master (rtnetlink(7), RTM_NEWLINK with VETH_INFO_PEER), so that other programs never see a partial pair. The error
-// unix.EEXIST means that a link with one of the two names exists.
+// MTU, namespace and master (rtnetlink(7), RTM_NEWLINK with VETH_INFO_PEER), so that other programs never see a partial pair. Package
+// netlink needs two more requests, for the master and the ifindex. The error unix.EEXIST means that a link with one of the two names
+// exists.
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := fault.Change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {

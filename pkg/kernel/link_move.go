@@ -124,7 +124,7 @@ func (n *NS) DelXDP(link Link) error {
 }
 
 // setXDP attaches a loaded XDP program. The argument fd is the file descriptor of the program. If fd is -1, setXDP detaches the current
-// program.
+// program. Package netlink can do that only in the caller's namespace.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(link.Index), nested(unix.IFLA_XDP|unix.NLA_F_NESTED,

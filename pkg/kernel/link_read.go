@@ -177,7 +177,7 @@ func (n *NS) link(header *nl.IfInfomsg, attributes ...*nl.RtAttr) (link Link, ok
 	return link, true, nil
 }
 
-// readLink requests the data of one link and returns the kernel's reply.
+// readLink requests the data of one link and returns the kernel's reply. Package netlink would also ask for the VFs of a PF, which is slow.
 func (n *NS) readLink(header *nl.IfInfomsg, attributes ...*nl.RtAttr) (message []byte, ok bool, err error) {
 	replies, err := n.send(unix.RTM_GETLINK, unix.NLM_F_ACK, header, attributes...)
 	if errors.Is(err, unix.ENODEV) {

@@ -27,7 +27,7 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 }
 
 // neighbourOf returns the neighbour entry of an address, or nil if the entry is missing. On Linux before 5.0, neighbourOf always returns
-// nil, because older kernels cannot look up a single entry.
+// nil, because older kernels cannot look up a single entry. Package netlink reads only the whole table.
 func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	replies, err := n.send(unix.RTM_GETNEIGH, unix.NLM_F_ACK, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
 		nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
@@ -48,7 +48,5 @@ func (n *NS) ForgetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr) e
 	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {
 		return err
 	}
-	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
-		return fault.Ignore(n.h.NeighDel(&netlink.Neigh{LinkIndex: link.Index, IP: addr.AsSlice()}), unix.ENOENT, unix.ENODEV)
-	})
+	return n.DelNeighbour(link, addr)
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // Nexthop is a nexthop object (ip-nexthop(8)). Routes refer to a nexthop object by its ID. Therefore, one change of a nexthop object
-// changes the gateway of many routes.
+// changes the gateway of many routes. Package netlink has no nexthop objects.
 type Nexthop struct {
 	ID      uint32
 	Gateway netip.Addr // may have another family than the route

@@ -108,7 +108,7 @@ func TestProtocolRoutes(t *testing.T) {
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142
-	v := VXLAN{Name: "vx0", VNI: 42, Port: 8472, Local: netip.MustParseAddr("192.0.2.1"), MAC: net.HardwareAddr{0x0e, 0x50, 0, 0, 0, 1}, MTU: 1450}
+	v := VXLAN{Name: "vx0", VNI: 42, Port: 4789, Local: netip.MustParseAddr("192.0.2.1"), MAC: net.HardwareAddr{0x0e, 0x50, 0, 0, 0, 1}, MTU: 1450}
 	ensure := func(changes int) Link {
 		t.Helper()
 		link, made, err := n.EnsureVXLAN(v, group)
@@ -134,9 +134,10 @@ func TestVXLAN(t *testing.T) {
 	v.Name = "vx1"
 	ensure(2)
 	ensure(0)
-	kerneltest.Must(t, n.DelLink("vx1"), n.h.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx1", Group: group, MTU: 1430}, VxlanId: v.VNI,
-		Port: v.Port, SrcAddr: v.Local.AsSlice(), Learning: true}))
-	ensure(2)
+	attrs := netlink.LinkAttrs{Name: "vx1", Group: group, MTU: 1430, HardwareAddr: v.MAC, Flags: net.FlagUp}
+	kerneltest.Must(t, n.DelLink("vx1"), n.h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: v.VNI, Port: v.Port, SrcAddr: v.Local.AsSlice(),
+		Learning: true}))
+	ensure(2) // recreated, because it learns
 	foreign := v
 	foreign.Name = "vx2"
 	for _, f := range []VXLAN{foreign, {Name: v.Name, VNI: 7, Port: 9, Local: v.Local}} {

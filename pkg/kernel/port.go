@@ -77,6 +77,7 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 }
 
 // SetPort changes the flags of a bridge port to the values in "want", in one request. SetPort is a no-op if the flags are already equal.
+// Package netlink sends one request for each flag, and lacks IFLA_BRPORT_LOCKED.
 func (n *NS) SetPort(port Link, want BridgePort) error {
 	change := want.Unlike(port.Port)
 	if change == "" {

@@ -20,7 +20,7 @@ type ProtocolRoute struct {
 	Metric  int    // 0: the kernel's default, which is 0 for IPv4 and 1024 for IPv6
 }
 
-const rtaNHID = 30 // RTA_NH_ID of include/uapi/linux/rtnetlink.h
+const rtaNHID = 30 // RTA_NH_ID of include/uapi/linux/rtnetlink.h, which package netlink lacks
 
 // defaultMetric6 is the kernel's IP6_RT_PRIO_USER (include/net/ip6_route.h).
 const defaultMetric6 = 1024

@@ -85,8 +85,8 @@ func (n *NS) hasOtherRoot(link Link) bool {
 	return err == nil && ok && q.kind != "tbf"
 }
 
-// tbfOptions returns the settings of a token bucket. They contain the burst twice: as a time, and in bytes
-// (TCA_TBF_BURST). Without the burst in bytes, the kernel computes the burst from the time (tbf_change in net/sched/sch_tbf.c). In this
+// tbfOptions returns the settings of a token bucket. They contain the burst twice: as a time, and in bytes (TCA_TBF_BURST, which package
+// netlink lacks). Without the burst in bytes, the kernel computes the burst from the time (tbf_change in net/sched/sch_tbf.c). In this
 // case, the kernel drops every packet whose transmission takes longer than 2^32 ns. At rates below 2.8 kbit/s, it would drop every frame of
 // full size.
 func (b Bucket) tbfOptions() []*nl.RtAttr {

@@ -79,7 +79,7 @@ const (
 
 // ReadSockets returns the ports on which sockets of a protocol listen. ReadSockets asks for sockets of both address families, because an
 // IPv6 socket may also use the IPv4 port. ReadSockets does not read /proc/net/tcp, because the kernel would then walk the table of all
-// connections of the node.
+// connections of the node. Package netlink requests the sockets in all states.
 func ReadSockets(protocol byte) Sockets {
 	s := Sockets{}
 	state := stateListen

@@ -116,7 +116,7 @@ func (n *NS) set(s Sysctl) error {
 	})
 }
 
-// These constants are attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h).
+// These constants are attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h), which package netlink lacks.
 const (
 	netconfIfindex    = 1
 	netconfForwarding = 2

@@ -24,7 +24,7 @@ type TunnelPeer struct {
 	Hops   []netip.Addr
 }
 
-const ndaProtocol = 12 // NDA_PROTOCOL of include/uapi/linux/neighbour.h
+const ndaProtocol = 12 // NDA_PROTOCOL of include/uapi/linux/neighbour.h, which package netlink lacks
 
 // PermanentNeighbours returns the permanent neighbour entries of a link that have the given protocol, as a map from address to MAC.
 func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]string, err error) {
@@ -56,9 +56,7 @@ func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, prot
 // DelNeighbour deletes a neighbour entry. DelNeighbour is a no-op if the entry is missing.
 func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
 	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
-		err := n.sendChange(unix.RTM_DELNEIGH, 0, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
-			nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
-		return fault.Ignore(err, unix.ENOENT, unix.ENODEV)
+		return fault.Ignore(n.h.NeighDel(&netlink.Neigh{LinkIndex: link.Index, IP: addr.AsSlice()}), unix.ENOENT, unix.ENODEV)
 	})
 }
 
@@ -87,7 +85,8 @@ func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) e
 	})
 }
 
-// DelForwarding deletes the forwarding entry of a MAC. DelForwarding is a no-op if the entry is missing.
+// DelForwarding deletes the forwarding entry of a MAC. DelForwarding is a no-op if the entry is missing. Package netlink cannot omit the
+// remote address (NDA_DST).
 func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	return fault.Change(fmt.Sprintf("fdb del %s dev %s", mac, link.Name), func() error {
 		err := n.sendChange(unix.RTM_DELNEIGH, 0, forwardingHeader(link), nl.NewRtAttr(unix.NDA_LLADDR, mac))

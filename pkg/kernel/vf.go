@@ -47,7 +47,7 @@ const (
 )
 
 var (
-	vlanProtos = map[string]uint16{"802.1q": unix.ETH_P_8021Q, "802.1ad": unix.ETH_P_8021AD}
+	vlanProtos = map[string]int{"802.1q": unix.ETH_P_8021Q, "802.1ad": unix.ETH_P_8021AD}
 	linkStates = []string{unix.IFLA_VF_LINK_STATE_AUTO: "auto", unix.IFLA_VF_LINK_STATE_ENABLE: "enable",
 		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
@@ -56,8 +56,8 @@ var (
 // is false if the PF has no VF with the given index. For each call, the kernel asks the driver about all VFs, which takes milliseconds with
 // some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
-	// The request excludes the counters of the VFs, because the list of all VFs must fit into 64 KiB. With the counters, the list of all VFs
-	// would be twice as long.
+	// The request excludes the counters of the VFs, because the list of all VFs must fit into 64 KiB. With the counters, which package netlink
+	// always requests, it would be twice as long.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
@@ -115,7 +115,7 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	vf := VF{MAC: slices.Clone(mac[4 : 4+addressLen]), VLAN: int(vlan[1]), QoS: int(vlan[2]), Proto: "802.1q", MinRate: int(rate[1]),
 		MaxRate: int(rate[2])}
 	if info := attributeAt(attributes, unix.IFLA_VF_VLAN_LIST, unix.IFLA_VF_VLAN_INFO); len(info) >= 14 &&
-		binary.BigEndian.Uint16(info[12:]) == vlanProtos["802.1ad"] {
+		binary.BigEndian.Uint16(info[12:]) == unix.ETH_P_8021AD {
 		vf.Proto = "802.1ad"
 	}
 	vf.LinkState = linkStates[0]
@@ -168,76 +168,44 @@ func uint32s(value []byte) (words []uint32) {
 // next time. While the PF stores a MAC for a VF, the VF may change its own MAC only if it is trusted. A zero MAC deletes the MAC that the
 // PF stores for the VF.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
+	want.Proto, want.LinkState = cmp.Or(want.Proto, "802.1q"), cmp.Or(want.LinkState, linkStates[0])
+	link, former, wanted := byIndex(pf.Index), have.settings(), want.settings()
 	var errs []error
-	former := have.settingList(index)
-	for i, s := range want.settingList(index) {
-		if s.words != "" && s.words != former[i].words {
-			op := fmt.Sprintf("link set %s vf %d %s", pf.Name, index, s.words)
-			errs = append(errs, fault.Change(op, func() error { return n.setVF(pf, s.attribute) }))
+	for i, set := range []func() error{
+		func() error { return n.h.LinkSetVfHardwareAddr(link, index, want.MAC) },
+		func() error {
+			return n.h.LinkSetVfVlanQosProto(link, index, want.VLAN, want.QoS, vlanProtos[want.Proto])
+		},
+		func() error { return n.h.LinkSetVfSpoofchk(link, index, *want.SpoofCheck) },
+		func() error { return n.h.LinkSetVfTrust(link, index, *want.Trust) },
+		func() error { return n.h.LinkSetVfRate(link, index, want.MinRate, want.MaxRate) },
+		func() error { return n.h.LinkSetVfState(link, index, uint32(slices.Index(linkStates, want.LinkState))) },
+	} {
+		if wanted[i] != "" && wanted[i] != former[i] {
+			op := fmt.Sprintf("link set %s vf %d %s", pf.Name, index, wanted[i])
+			errs = append(errs, fault.Change(op, set))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (n *NS) setVF(pf Link, attribute *nl.RtAttr) error {
-	if attribute == nil {
-		return unix.EINVAL
-	}
-	return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(pf.Index), nested(unix.IFLA_VFINFO_LIST, nested(unix.IFLA_VF_INFO, attribute)))
-}
-
-// vfSetting is one setting in a request of SetVF. The field "words" contains the arguments of "ip link set … vf" for the setting, or "" if
-// SetVF must not change the setting. The field attribute is nil if the value of the setting is invalid.
-type vfSetting struct {
-	words     string
-	attribute *nl.RtAttr
-}
-
-// settingList returns all settings in v for a VF, always in the same order.
-func (v VF) settingList(index int) []vfSetting {
-	list := []vfSetting{{}, v.vlan(index), onOff("spoofchk", unix.IFLA_VF_SPOOFCHK, index, v.SpoofCheck),
-		onOff("trust", unix.IFLA_VF_TRUST, index, v.Trust),
-		{fmt.Sprintf("min_tx_rate %d max_tx_rate %d", v.MinRate, v.MaxRate), wordAttribute(unix.IFLA_VF_RATE, index, v.MinRate, v.MaxRate)}, {}}
+// settings returns the arguments of "ip link set … vf" for each setting in the order of SetVF, or "" for a setting that must not change.
+func (v VF) settings() []string {
+	mac := ""
 	if v.MAC != nil {
-		mac := wordAttribute(unix.IFLA_VF_MAC, index)
-		mac.Data = append(mac.Data, append(v.MAC[:len(v.MAC):len(v.MAC)], make([]byte, max(0, 32-len(v.MAC)))...)...) // MAX_ADDR_LEN
-		list[0] = vfSetting{"mac " + v.MAC.String(), mac}
+		mac = "mac " + v.MAC.String()
 	}
-	state := cmp.Or(v.LinkState, linkStates[0])
-	list[5].words = "state " + state
-	if i := slices.Index(linkStates, state); i >= 0 {
-		list[5].attribute = wordAttribute(unix.IFLA_VF_LINK_STATE, index, i)
-	}
-	return list
+	return []string{mac, fmt.Sprintf("vlan %d qos %d proto %s", v.VLAN, v.QoS, cmp.Or(v.Proto, "802.1q")), onOff("spoofchk", v.SpoofCheck),
+		onOff("trust", v.Trust), fmt.Sprintf("min_tx_rate %d max_tx_rate %d", v.MinRate, v.MaxRate),
+		"state " + cmp.Or(v.LinkState, linkStates[0])}
 }
 
-func (v VF) vlan(index int) vfSetting {
-	name := cmp.Or(v.Proto, "802.1q")
-	s := vfSetting{words: fmt.Sprintf("vlan %d qos %d proto %s", v.VLAN, v.QoS, name)}
-	if proto := vlanProtos[name]; proto != 0 {
-		info := wordAttribute(unix.IFLA_VF_VLAN_INFO, index, v.VLAN, v.QoS, 0)
-		binary.BigEndian.PutUint16(info.Data[12:], proto)
-		s.attribute = nl.NewRtAttr(unix.IFLA_VF_VLAN_LIST, nil)
-		s.attribute.AddChild(info)
-	}
-	return s
-}
-
-func onOff(name string, kind, index int, on *bool) vfSetting {
+func onOff(name string, on *bool) string {
 	switch {
 	case on == nil:
-		return vfSetting{}
+		return ""
 	case *on:
-		return vfSetting{name + " on", wordAttribute(kind, index, 1)}
+		return name + " on"
 	}
-	return vfSetting{name + " off", wordAttribute(kind, index, 0)}
-}
-
-// wordAttribute returns a netlink attribute that contains the given numbers with 32 bits each.
-func wordAttribute(kind int, values ...int) *nl.RtAttr {
-	var data []byte
-	for _, v := range values {
-		data = binary.NativeEndian.AppendUint32(data, uint32(v))
-	}
-	return nl.NewRtAttr(kind, data)
+	return name + " off"
 }

@@ -107,7 +107,8 @@ func (n *Node) SetVLANFiltering(bridge Link) error {
 	})
 }
 
-// PortVLANs returns the VLANs of one bridge port without reading the other ports (RTM_GETVLAN, since Linux 5.6).
+// PortVLANs returns the VLANs of one bridge port without reading the other ports (RTM_GETVLAN, since Linux 5.6, which package netlink
+// lacks).
 func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	replies, err := n.listObjects(unix.RTM_GETVLAN, vlanMessage(port.Index))
 	if err != nil {

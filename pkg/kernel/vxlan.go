@@ -4,12 +4,12 @@ package kernel
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -43,9 +43,9 @@ type FoundVXLAN struct {
 
 // VXLANs returns the VXLAN devices of the namespace.
 func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
-	replies, err := n.listObjects(unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), info)
+	// Package netlink lists only the links of all kinds.
+	replies, err := n.listObjects(unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC),
+		nested(unix.IFLA_LINKINFO, nl.NewRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))))
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil { // the kernel does not know the kind
 		return nil, fmt.Errorf("link show type vxlan: %w", err)
 	}
@@ -54,30 +54,14 @@ func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("link show type vxlan: %w", err)
 		}
-		if link.Kind == "vxlan" {
-			list = append(list, parseVXLAN(link, message))
+		device, _ := netlink.LinkDeserialize(nil, message) // parseLink had no error
+		if v, ok := device.(*netlink.Vxlan); ok {
+			local, _ := netip.AddrFromSlice(v.SrcAddr)
+			list = append(list, FoundVXLAN{link, VXLAN{link.Name, v.VxlanId, v.Port, local, link.MAC, link.MTU},
+				v.Learning || v.FlowBased || v.Group != nil || v.VtepDevIndex != 0})
 		}
 	}
 	return list, nil
-}
-
-func parseVXLAN(link Link, message []byte) FoundVXLAN {
-	data := attributeAt(message[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
-	v := FoundVXLAN{Link: link, VXLAN: VXLAN{Name: link.Name, MAC: link.MAC, MTU: link.MTU}}
-	v.VXLAN.VNI = int(number32(attributeOf(data, nl.IFLA_VXLAN_ID)))
-	if port := attributeOf(data, nl.IFLA_VXLAN_PORT); len(port) == 2 {
-		v.VXLAN.Port = int(binary.BigEndian.Uint16(port))
-	}
-	for _, kind := range []uint16{nl.IFLA_VXLAN_LOCAL, nl.IFLA_VXLAN_LOCAL6} {
-		if local, ok := netip.AddrFromSlice(attributeOf(data, kind)); ok {
-			v.VXLAN.Local = local
-		}
-	}
-	for _, kind := range []uint16{nl.IFLA_VXLAN_LEARNING, nl.IFLA_VXLAN_FLOWBASED, nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6,
-		nl.IFLA_VXLAN_LINK} {
-		v.Other = v.Other || len(bytes.Trim(attributeOf(data, kind), "\x00")) > 0
-	}
-	return v
 }
 
 // sameImmutable reports whether the existing device has all wanted properties that the kernel cannot change.
@@ -148,21 +132,9 @@ func (f FoundVXLAN) isExternal() bool { return f.Other && f.VXLAN.VNI == 0 }
 func (n *NS) addVXLAN(v VXLAN, group uint32) error {
 	op := fmt.Sprintf("link add %s type vxlan id %d dstport %d local %s nolearning", v.Name, v.VNI, v.Port, v.Local)
 	return fault.Change(op, func() error {
-		header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-		header.Flags, header.Change = unix.IFF_UP, unix.IFF_UP
-		attributes := append(linkAttrs(v.Name, v.MAC, v.MTU), attribute32(unix.IFLA_GROUP, group))
-		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))
-		data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
-		data.AddRtAttr(nl.IFLA_VXLAN_ID, nl.Uint32Attr(uint32(v.VNI)))
-		data.AddRtAttr(nl.IFLA_VXLAN_PORT, binary.BigEndian.AppendUint16(nil, uint16(v.Port)))
-		data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
-		local := nl.IFLA_VXLAN_LOCAL
-		if v.Local.Is6() {
-			local = nl.IFLA_VXLAN_LOCAL6
-		}
-		data.AddRtAttr(local, v.Local.AsSlice())
-		err := n.sendChange(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, header, append(attributes, info)...)
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.HardwareAddr, attrs.MTU, attrs.Group, attrs.Flags = v.Name, v.MAC, v.MTU, group, net.FlagUp
+		err := n.h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: v.VNI, Port: v.Port, SrcAddr: v.Local.AsSlice()})
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			return &MissingFeature{"VXLAN (CONFIG_VXLAN)", err}
 		}
