@@ -38,7 +38,7 @@ func (g Guard) elements() ([]nft.Element, error) {
 	}
 	out = append(out, nft.Element{Set: "ports", Key: link})
 	for _, a := range append([]netip.Addr{linkLocal(mac)}, g.Addresses...) {
-		out = append(out, nft.Element{Set: "addresses" + nft.Digit(a.Is4()), Key: nft.Key(link, a.AsSlice())})
+		out = append(out, nft.Element{Set: "addresses" + nft.FamilyOf(a.Is4()).Digit, Key: nft.Key(link, a.AsSlice())})
 	}
 	return out, nil
 }

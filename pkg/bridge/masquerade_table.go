@@ -43,7 +43,7 @@ func (m MasqueradeSets) setName(kind, family string) string { return kind + fami
 
 // setOf returns the name of the set for a prefix.
 func (m MasqueradeSets) setOf(kind string, p netip.Prefix) string {
-	return m.setName(kind, nft.Digit(p.Addr().Is4()))
+	return m.setName(kind, nft.FamilyOf(p.Addr().Is4()).Digit)
 }
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }

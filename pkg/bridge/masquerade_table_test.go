@@ -24,7 +24,7 @@ func intervalsOf(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
 	for _, line := range kerneltest.Records(t,
-		"nft element inet "+nft.MasqueradeTable+" "+MasqueradeSets{Network: network}.setName(kind, nft.Digit(is4))+" ") {
+		"nft element inet "+nft.MasqueradeTable+" "+MasqueradeSets{Network: network}.setName(kind, nft.FamilyOf(is4).Digit)+" ") {
 		_, key, _ := strings.Cut(line, "{1:")
 		key, _, _ = strings.Cut(key, "}")
 		mark := "~"

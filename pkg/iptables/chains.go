@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/podlace/podlace/pkg/nft"
 )
 
@@ -46,10 +44,7 @@ func (c Chains) Jumps() (all []nft.Jump) {
 
 // Place returns the location of an iptables chain in nf_tables.
 func Place(is4 bool, chain string) nft.Place {
-	if is4 {
-		return nft.Place{Family: unix.NFPROTO_IPV4, Table: "nat", Chain: chain}
-	}
-	return nft.Place{Family: unix.NFPROTO_IPV6, Table: "nat", Chain: chain}
+	return nft.Place{Family: nft.FamilyOf(is4).Proto, Table: "nat", Chain: chain}
 }
 
 // LacksChain reports whether a chain is certainly missing from the nat table. In case of doubt, LacksChain returns false. LacksChain starts
@@ -69,11 +64,7 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 // LegacyTables returns the names of the tables of legacy xtables. The function reads the network namespace of the current thread, because
 // the first thread of the process may be in another namespace.
 func LegacyTables(is4 bool) ([]string, error) {
-	path := "/proc/thread-self/net/ip_tables_names"
-	if !is4 {
-		path = "/proc/thread-self/net/ip6_tables_names"
-	}
-	data, err := os.ReadFile(path)
+	data, err := os.ReadFile("/proc/thread-self/net/" + strings.TrimSuffix(name(is4), "tables") + "_tables_names")
 	if errors.Is(err, fs.ErrNotExist) { // the kernel has not loaded legacy xtables
 		err = nil
 	}

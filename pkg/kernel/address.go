@@ -172,7 +172,7 @@ func (n *NS) HasRoute(link Link, r Route) (bool, error) {
 	if filter.Table == 0 {
 		filter.Table = unix.RT_TABLE_MAIN
 	}
-	list, err := n.listRoutes(int(familyOf(r.Dst.Addr())), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	list, err := n.listRoutes(int(familyOf(r.Dst.Addr().Is4())), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return false, err
 	}
@@ -258,10 +258,9 @@ func (n *NS) IsUplink(link Link) bool {
 	return err == nil && index == link.Index
 }
 
-// HasDefault reports whether the namespace has a default route of an address family. The argument v6 selects the address family: true for
-// IPv6, false for IPv4.
-func (n *NS) HasDefault(v6 bool) (bool, error) {
-	r, err := n.defaultRoute(map[bool]int{true: netlink.FAMILY_V6, false: netlink.FAMILY_V4}[v6])
+// HasDefault reports whether the namespace has a default route for IPv4 or IPv6.
+func (n *NS) HasDefault(is4 bool) (bool, error) {
+	r, err := n.defaultRoute(int(familyOf(is4)))
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
 }
 

@@ -175,10 +175,7 @@ func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) err
 		return t.dump(unix.AF_UNSPEC, nil, f)
 	}
 	for _, is4 := range families {
-		family := uint8(unix.AF_INET6)
-		if is4 {
-			family = unix.AF_INET
-		}
+		family := familyOf(is4)
 		err := t.dump(family, udpFilter(ports), f)
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 			err = t.dump(family, nil, f)

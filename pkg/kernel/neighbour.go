@@ -29,7 +29,7 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 // neighbourOf returns the neighbour entry of an address, or nil if the entry is missing. On Linux before 5.0, neighbourOf always returns
 // nil, because older kernels cannot look up a single entry. Package netlink reads only the whole table.
 func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
-	replies, err := n.send(unix.RTM_GETNEIGH, unix.NLM_F_ACK, &netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index)},
+	replies, err := n.send(unix.RTM_GETNEIGH, unix.NLM_F_ACK, &netlink.Ndmsg{Family: familyOf(addr.Is4()), Index: uint32(link.Index)},
 		nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
 	if err := fault.Ignore(err, unix.ENOENT, unix.ENODEV, unix.EOPNOTSUPP, unix.EINVAL); err != nil {
 		return nil, fmt.Errorf("neigh get %s dev %s: %w", addr, link.Name, err)

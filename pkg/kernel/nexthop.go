@@ -79,10 +79,7 @@ func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 
 func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 	return fault.Change(op+h.String(), func() error {
-		header := &nhmsg{family: unix.AF_INET, protocol: byte(protocol)}
-		if h.Gateway.Is6() {
-			header.family = unix.AF_INET6
-		}
+		header := &nhmsg{family: familyOf(h.Gateway.Is4()), protocol: byte(protocol)}
 		if h.OnLink {
 			header.flags = unix.RTNH_F_ONLINK
 		}

@@ -110,7 +110,7 @@ func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 	return fault.Change(op+r.String(), func() error {
 		header := nl.NewRtMsg()
-		header.Family, header.Dst_len, header.Protocol = familyOf(r.Dst.Addr()), uint8(r.Dst.Bits()), byte(protocol)
+		header.Family, header.Dst_len, header.Protocol = familyOf(r.Dst.Addr().Is4()), uint8(r.Dst.Bits()), byte(protocol)
 		attributes := []*nl.RtAttr{nl.NewRtAttr(unix.RTA_DST, r.Dst.Addr().AsSlice())}
 		if r.Nexthop == 0 {
 			header.Type = unix.RTN_UNREACHABLE
@@ -128,7 +128,7 @@ func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 	return fault.Change("route del "+r.String(), func() error {
 		header := nl.NewRtDelMsg()
-		header.Family, header.Dst_len, header.Protocol = familyOf(r.Dst.Addr()), uint8(r.Dst.Bits()), byte(protocol)
+		header.Family, header.Dst_len, header.Protocol = familyOf(r.Dst.Addr().Is4()), uint8(r.Dst.Bits()), byte(protocol)
 		err := n.sendChange(unix.RTM_DELROUTE, 0, header, nl.NewRtAttr(unix.RTA_DST, r.Dst.Addr().AsSlice()),
 			attribute32(unix.RTA_PRIORITY, uint32(r.Metric)))
 		return fault.Ignore(err, unix.ESRCH, unix.ENOENT, unix.ENODEV)
@@ -195,11 +195,4 @@ func protocolName(protocol int) string {
 		return name
 	}
 	return fmt.Sprint(protocol)
-}
-
-func familyOf(addr netip.Addr) uint8 {
-	if addr.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/nft"
 )
 
 // send sends a request about an object and waits for the kernel's reply or acknowledgement.
@@ -67,6 +68,9 @@ func linkInfo(kind string, settings ...*nl.RtAttr) *nl.RtAttr {
 
 // attribute32 returns an attribute with a number of 4 bytes.
 func attribute32(kind int, value uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(value)) }
+
+// familyOf returns AF_INET or AF_INET6, which nf_tables and netlink share.
+func familyOf(is4 bool) uint8 { return nft.FamilyOf(is4).Proto }
 
 // number32 returns the number in a netlink attribute of 4 bytes, or 0 if the attribute has another length.
 func number32(value []byte) uint32 {

@@ -131,15 +131,11 @@ func IsNoFamily(err error) bool {
 // Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). If the kernel lacks
 // the address family, Forwards returns an error for which IsNoFamily returns true.
 func (n *NS) Forwards(is4 bool) (bool, error) {
-	family := byte(unix.AF_INET)
-	if !is4 {
-		family = unix.AF_INET6
-	}
 	req := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, unix.NLM_F_ACK)
 	req.Sockets = n.sockets
 	// The message begins with struct netconfmsg: the address family, padded to four bytes.
 	all := int32(allLinks)
-	req.AddRawData(append([]byte{family, 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))
+	req.AddRawData(append([]byte{familyOf(is4), 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	if err != nil {
 		return false, fmt.Errorf("netconf show all: %w", err)

@@ -47,7 +47,7 @@ func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]s
 func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, protocol int) error {
 	return fault.Change(fmt.Sprintf("neigh replace %s lladdr %s dev %s", addr, mac, link.Name), func() error {
 		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
-			&netlink.Ndmsg{Family: familyOf(addr), Index: uint32(link.Index), State: unix.NUD_PERMANENT},
+			&netlink.Ndmsg{Family: familyOf(addr.Is4()), Index: uint32(link.Index), State: unix.NUD_PERMANENT},
 			nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()), nl.NewRtAttr(unix.NDA_LLADDR, mac),
 			nl.NewRtAttr(ndaProtocol, nl.Uint8Attr(uint8(protocol))))
 	})

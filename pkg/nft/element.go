@@ -44,14 +44,6 @@ func IfName(name string) []byte {
 	return b
 }
 
-// Digit returns "4" for IPv4 and "6" for IPv6. The names of sets and chains for one address family end with this digit.
-func Digit(is4 bool) string {
-	if is4 {
-		return "4"
-	}
-	return "6"
-}
-
 func listOf(elements []Element) func(*mdl.AttributeEncoder) error {
 	return func(list *mdl.AttributeEncoder) error {
 		for i, e := range elements {

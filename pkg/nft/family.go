@@ -11,7 +11,7 @@ import (
 // Family contains the properties of an address family that rules need: offsets in the IP header, and nf_tables registers for addresses.
 // Register 1 has 16 bytes. Registers 8 to 11 are the four parts of register 1 with 4 bytes each.
 type Family struct {
-	Digit               string // suffix in the names of sets
+	Digit               string // suffix in the names of sets and chains
 	Proto               byte
 	Source, Destination uint32 // offsets
 	Length              uint32 // length of an address

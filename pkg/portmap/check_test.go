@@ -173,7 +173,8 @@ func TestForeignElements(t *testing.T) {
 			"nft add element " + table + "ports4 \"{ $element : 10.71.0.9 . 80 }\"", "hostPort tcp 8080: leads elsewhere"},
 		"without owner": {"nft delete element " + table + "ports4 '{ " + own + " }'\n" +
 			"nft add element " + table + "ports4 '{ " + own + " : 10.71.0.5 . 80 }'", "another program wrote its entry"},
-		"of a port that no pod has": {"nft add element " + table + "ports4 '{ tcp . 9999 : 10.71.0.5 . 80 }'", ""},
+		"of a port that no pod has": {"nft add element " + table + "ports4 '{ tcp . 9999 : 10.71.0.5 . 80 }'\n" +
+			"nft add element " + table + "ports6 '{ tcp . 9999 : fd00::9 . 80 }'", ""},
 	} {
 		l.OK(l.Call("ADD", "a"))
 		before := portElements(t)

@@ -16,7 +16,7 @@ import (
 // elementsOf returns the nftables set elements that forward a port to the pod. The argument "owner" of elementsOf becomes the comment of
 // each element.
 func elementsOf(p ports.Port, owner string) []nft.Element {
-	family := nft.Digit(p.Is4())
+	family := nft.FamilyOf(p.Is4()).Digit
 	fields := func(address ...byte) func(port uint16) []byte {
 		return func(port uint16) []byte { return nft.Key(address, []byte{p.Number()}, nft.BigEndian(port)) }
 	}
@@ -52,7 +52,7 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 
 // takenElement returns the set element that reserves a port while the iptables backend forwards this port.
 func takenElement(p ports.Port, owner string) nft.Element {
-	return nft.Element{Set: "taken" + nft.Digit(p.Is4()), Comment: owner,
+	return nft.Element{Set: "taken" + nft.FamilyOf(p.Is4()).Digit, Comment: owner,
 		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
 }
 

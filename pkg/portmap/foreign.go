@@ -27,8 +27,8 @@ func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.El
 		}
 	}
 	for _, set := range []string{"ports", "hostip_ports", "ranges"} {
-		for _, is4 := range []bool{true, false} {
-			list, err := t.List(set + nft.Digit(is4))
+		for _, family := range nft.Families() {
+			list, err := t.List(set + family.Digit)
 			if err != nil {
 				return nil, nil, err
 			}

@@ -34,7 +34,7 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are read completely
 	for _, p := range h.Ports {
-		family := nft.Digit(p.Is4())
+		family := nft.FamilyOf(p.Is4()).Digit
 		if p.Last != 0 {
 			whole["ranges"+family] = true
 		} else if !p.HostIP.IsValid() {
@@ -151,8 +151,8 @@ func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err erro
 		return nil, err
 	}
 	for _, set := range []string{"ports", "hostip_ports", "ranges", "taken", "snat", "masqall", "snat_ranges", "masqall_ranges"} {
-		for _, is4 := range []bool{true, false} {
-			list, err := t.List(set + nft.Digit(is4))
+		for _, family := range nft.Families() {
+			list, err := t.List(set + family.Digit)
 			if err != nil {
 				return nil, err
 			}

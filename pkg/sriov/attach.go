@@ -356,7 +356,7 @@ func (j *requestJob) keepDefault(v *vf) (err error) {
 			return false
 		}
 		var has bool
-		if has, err = j.pod.HasDefault(route.Dst.Addr().Is6()); has {
+		if has, err = j.pod.HasDefault(route.Dst.Addr().Is4()); has {
 			j.r.Log.Warn("the pod already has a default route; the VF's default route is not added", "ifname", v.Name, "via", route.Gateway)
 		}
 		return has
