@@ -142,19 +142,13 @@ func (l *nodeLedger) writeAttachment(id, netns string, list *[]attachmentEntry) 
 	)
 }
 
-// runGC writes the records and leases of the stale attachments. Before GC, runGC also updates the index of the leases by an ADD and a DEL.
+// runGC writes the records and leases of the stale attachments, and measures GC.
 func (l *nodeLedger) runGC(round, stale int) (time.Duration, error) {
 	l.stale = nil
 	for i := range stale {
 		if err := l.writeAttachment(containerID(fmt.Sprint("stale", round, "-", i)), "/run/netns/gone-"+fmt.Sprint(i), &l.stale); err != nil {
 			return 0, err
 		}
-	}
-	warm := *l.chain
-	warm.id = containerID(fmt.Sprint("warm", round))
-	warm.plugins = []pluginConf{{"type": "host-local", "ipam": masqueradedBridge(gcSubnet)["ipam"]}}
-	if err := errors.Join(warm.run(verbAdd, executeProcess), warm.run(verbDel, executeProcess)); err != nil {
-		return 0, err
 	}
 	before, err := leaseFiles(l.leaseFolder)
 	if err == nil && len(before) != len(l.leases)+stale {

@@ -10,14 +10,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
 const (
-	leaseSubnet    = "10.96.0.0/16"
-	leaseCount     = 10_000
-	leaseRounds    = 15 // the reference is too slow for more
-	rebuildRepeats = 5
+	leaseSubnet = "10.96.0.0/16"
+	leaseCount  = 10_000
+	leaseRounds = 15 // the reference is too slow for more
+	fullRounds  = 5
 
 	besideNone = "none"
 	besideMany = "many"
@@ -35,11 +36,10 @@ func (f pluginFolders) bothSides() []pluginSet {
 func (r *report) measureLeases(o options, n nodes) {
 	count := o.scaledSize(leaseCount)
 	entries := map[string]*contenderEntry{}
-	chains := map[string]*chain{}
 	var all []*contenderEntry
 	for _, side := range o.bothSides() {
 		for _, what := range []string{besideNone, besideMany} {
-			c, err := n.leaseChain(side, what)
+			c, err := n.leaseChain(side, what, leaseSubnet)
 			if err == nil && what == besideMany {
 				err = fillLeases(c.network, count)
 			}
@@ -48,7 +48,7 @@ func (r *report) measureLeases(o options, n nodes) {
 				return
 			}
 			name := entryName(side.name, what)
-			entries[name], chains[name] = newEntry(name, c), c
+			entries[name] = newEntry(name, c)
 			all = append(all, entries[name])
 		}
 	}
@@ -56,9 +56,7 @@ func (r *report) measureLeases(o options, n nodes) {
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
 		r.addGrowth(fmt.Sprintf("host-local %s, %s leases", verb, thousands(count)), growthBar, r.compareMedians(entries, verb))
 	}
-	if e := entries[entryName(sideOurs, besideMany)]; e.err == nil {
-		r.measureRebuild(chains[e.side], p50(e.samples[verbAdd].chain))
-	}
+	r.measureFull(o, n)
 }
 
 // compareMedians returns the median times of a verb on an empty node and on a full node. compareMedians omits a plugin set whose
@@ -81,11 +79,11 @@ func (r *report) compareMedians(entries map[string]*contenderEntry, verb string)
 	return sides
 }
 
-func (n nodes) leaseChain(side pluginSet, what string) (*chain, error) {
+func (n nodes) leaseChain(side pluginSet, what, subnet string) (*chain, error) {
 	name := "leases-" + side.name + "-" + what
 	return n.chainOf(name, "node-"+side.name, side, pluginConf{
 		"type": "host-local",
-		"ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": leaseSubnet}}}},
+		"ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": subnet}}}},
 	})
 }
 
@@ -128,26 +126,39 @@ func writeLease(folder string, addr netip.Addr, id string) error {
 	return os.WriteFile(filepath.Join(folder, addr.String()), []byte(id+"\r\n"+podInterface), 0o600)
 }
 
-// measureRebuild writes a lease file directly into the lease folder, and measures the next ADD. The next ADD rebuilds the index of the
-// leases, so its additional time is the time for the rebuild.
-func (r *report) measureRebuild(c *chain, warm float64) {
-	folder := filepath.Join(resultsFolder, c.network)
-	last := netip.MustParseAddr("10.96.255.200")
-	var samples []time.Duration
-	for i := range rebuildRepeats {
-		e := newEntry("", c)
-		time.Sleep(5 * settle) // the change must get another time than the last clock tick
-		err := writeLease(folder, last, containerID(fmt.Sprint("foreign", i)))
-		last = last.Next()
-		if err == nil {
-			err = e.runLap(true)
+// measureFull measures an ADD that fails because the whole range is leased.
+func (r *report) measureFull(o options, n nodes) {
+	for _, subnet := range []string{"10.96.0.0/24", leaseSubnet} {
+		sides := map[string]figure{}
+		for _, side := range o.bothSides() {
+			took, err := n.timeFull(side, subnet)
+			if err != nil {
+				r.fail("full "+subnet, err)
+				return
+			}
+			sides[side.name] = figure{Value: p50(took)}
 		}
-		if err != nil {
-			r.fail("rebuild of the index", err)
-			return
-		}
-		samples = append(samples, e.samples[verbAdd].chain...)
+		r.addLoad("host-local ADD, full "+subnet, 1, sides)
 	}
-	r.addLoad("host-local, once after a foreign change: ADD above the others", 0,
-		map[string]figure{sideOurs: {Value: max(0, p50(samples)-warm)}})
+}
+
+func (n nodes) timeFull(side pluginSet, subnet string) (took []time.Duration, err error) {
+	c, err := n.leaseChain(side, "full", subnet)
+	if err == nil {
+		err = fillLeases(c.network, 1<<(32-netip.MustParsePrefix(subnet).Bits())-3)
+	}
+	for range fullRounds {
+		if err != nil {
+			return nil, err
+		}
+		err = c.run(verbAdd, func(inv invocation) ([]byte, error) {
+			out, cost, err := inv.runTimed()
+			took = append(took, cost.wall)
+			if err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
+				return nil, fmt.Errorf("ADD in a full range: %s, %w", out, err)
+			}
+			return nil, nil
+		})
+	}
+	return took, errors.Join(err, os.RemoveAll(filepath.Join(resultsFolder, c.network)))
 }

@@ -35,7 +35,7 @@ const (
 
 // lastingFiles matches files that a node may keep after the last pod is gone. For example, the file last_reserved_ip contains the address
 // that host-local assigned last. Lock files may also stay, because a lock file cannot be removed without a race.
-const lastingFiles = `/last_reserved_ip\.|/\.podlace/[^/]+/(mark|released)$|/\.lock(-[0-9a-f]+)?$|/lock$`
+const lastingFiles = `/last_reserved_ip\.|/podlace_boot$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
 // stateDirs returns the folders in which plugins and libcni store files.
 func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }

@@ -163,8 +163,7 @@ func (n testNetwork) removeState(t testing.TB) {
 			}
 		}
 	}
-	if err := errors.Join(os.RemoveAll(filepath.Join("/var/lib/cni/networks", n.list.Name)),
-		os.RemoveAll("/var/lib/cni/networks/.podlace")); err != nil {
+	if err := os.RemoveAll(filepath.Join("/var/lib/cni/networks", n.list.Name)); err != nil {
 		t.Error(err)
 	}
 }

@@ -194,7 +194,7 @@ func testClocks(t *testing.T) {
 			if _, err := s.Do("ADD", rt, nil); err != nil {
 				return err
 			}
-			err := errors.Join(setTimes("/run/podlace", time.Now().Add(jump)), setTimes("/var/lib/cni/networks/.podlace", time.Now().Add(jump)))
+			err := errors.Join(setTimes("/run/podlace", time.Now().Add(jump)), setTimes("/var/lib/cni/networks", time.Now().Add(jump)))
 			_, check := s.Do("CHECK", rt, nil)
 			_, del := s.Do("DEL", rt, nil)
 			return errors.Join(err, check, del)

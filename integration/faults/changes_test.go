@@ -13,14 +13,13 @@ import (
 
 // toleratesFailure reports whether a failure of the given change only causes a log line, so that the plugin call still succeeds. A plugin
 // may fail to delete stale UDP connections, because the kernel removes them after a timeout. The iptables backend may fail to create an
-// nftables table, which only hostPorts on 127.0.0.1 need. The file with the last assigned address is only a hint. Podlace's host-local also
-// keeps an index of the leases, and rebuilds a missing index. However, if ADD cannot write this index, ADD fails and releases its leases.
-// Verbs other than ADD succeed even if they cannot write the index. A DEL that cannot save its progress in a record still succeeds.
+// nftables table, which only hostPorts on 127.0.0.1 need. The file with the last assigned address is only a hint. Without its boot file,
+// host-local recognizes no lease of an earlier boot. A DEL that cannot save its progress in a record still succeeds.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
-	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/released"):
+	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/podlace_boot"):
 		return true
-	case c.verb != "ADD" && (strings.Contains(change, "/.podlace/") || strings.HasPrefix(change, "write /run/podlace/")):
+	case c.verb != "ADD" && strings.HasPrefix(change, "write /run/podlace/"):
 		return true
 	}
 	// Podlace does not read the device info file that it writes for other programs. If the file cannot be removed, DEL still restores the
@@ -134,7 +133,7 @@ func testRemoval(t *testing.T, verb string) {
 				w.addCollectable(i + 1)
 				w.runFault(c, n)
 				c.mustRun(w)
-				if s.plugin == "sriov" { // sriov needs nothing more from host-local; the next pod rebuilds the index
+				if s.plugin == "sriov" { // sriov needs nothing more from host-local
 					w.addChain(1)
 					w.delChain(1)
 				}

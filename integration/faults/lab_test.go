@@ -5,7 +5,6 @@ package faults
 import (
 	"fmt"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -55,20 +54,11 @@ func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) er
 		return err
 	}
 	leaks, err := before.Leaks()
-	if s.unreadable {
-		leaks = slices.DeleteFunc(leaks, onlyIndexRebuilt)
-	}
 	if err == nil && len(leaks) > 0 {
 		s.Leaks++
 		err = fmt.Errorf("%d leaks: %q", len(leaks), leaks)
 	}
 	return err
-}
-
-// onlyIndexRebuilt reports whether two states of the node differ only because host-local rebuilt its index from the leases. The index
-// contains the names of the pods, but the leases do not, so the rebuilt index lacks these names.
-func onlyIndexRebuilt(difference string) bool {
-	return regexp.MustCompile(`/\.podlace/chain/[0-9a-f]{3} changed: `).MatchString(difference)
 }
 
 // delWithoutNetns runs DEL for a pod that has lost its namespace.

@@ -138,7 +138,7 @@ func (s *soakRun) nodeInventory() string {
 	for _, path := range s.statePaths() {
 		out += path + "\n"
 		name := strings.TrimPrefix(filepath.Base(path), ".tmp-")
-		if name == "released" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadableRecords(), path) {
+		if name == "podlace_boot" || strings.HasPrefix(name, "last_reserved_ip.") || slices.Contains(s.unreadableRecords(), path) {
 			continue
 		}
 		if content, err := os.ReadFile(path); err == nil {
@@ -172,7 +172,7 @@ func (s *soakRun) statePaths() (list []string) {
 // may have a record or a lease.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
-	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.podlace/soak\d/[0-9a-f]{3}$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)
+	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|/\.mtu-[^/]+$|^/run/podlace/\.[a-z]+$`)
 	found := map[string]bool{}
 	for _, path := range s.statePaths() {
 		// A killed verb can leave a temporary file. The next writer of the same file replaces the temporary file.

@@ -3,7 +3,9 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,7 +30,7 @@ func lossKinds() []stepKind {
 		{"record deleted", 2, func(s *soakRun) bool { return s.stepLoseRecord(os.Remove) }},
 		{"record truncated", 2, func(s *soakRun) bool { return s.stepLoseRecord(s.truncate) }},
 		{"notes deleted", 1, (*soakRun).stepLoseNotes},
-		{"index deleted", 1, (*soakRun).stepLoseIndex},
+		{"boot file deleted", 1, (*soakRun).stepLoseBootFile},
 	}
 }
 
@@ -145,10 +147,10 @@ func (s *soakRun) stepLoseNotes() bool {
 	return true
 }
 
-func (s *soakRun) stepLoseIndex() bool {
+func (s *soakRun) stepLoseBootFile() bool {
 	n := s.networks[s.random.IntN(len(s.networks))]
 	s.addTitle("%s", n.name)
-	if err := os.RemoveAll("/var/lib/cni/networks/.podlace/" + n.name); err != nil {
+	if err := os.Remove("/var/lib/cni/networks/" + n.name + "/podlace_boot"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.Error(err)
 	}
 	return true

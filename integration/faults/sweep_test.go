@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,10 +38,7 @@ type killSweep struct {
 	bridge           int          // number of points of ADD of the bridge, the first plugin
 	kills            int
 	failures         int
-	// The field `unreadable` is true if the test lets reads of files fail. In this case, host-local may rebuild its index from the leases, and
-	// the test does not report the rebuilt index as a leak.
-	unreadable bool
-	collected  string // log of the last GC
+	collected        string // log of the last GC
 
 	harness.Tally
 }
@@ -94,12 +90,10 @@ func newSweep(t *testing.T, backend string) *killSweep {
 }
 
 // settleNode makes the state of the pod that stays attached in all test cases look old, because GC ignores state that is less than one
-// second old. settleNode also changes the modification time of the lease folder, so that host-local rebuilds its index before the first
-// test case. settleNode also creates the state that the first pod with a port shares with later pods.
+// second old. settleNode also creates the state that the first pod with a port shares with later pods.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
-	file := "/var/lib/cni/networks/chain/touched"
-	if err := errors.Join(kerneltest.Age(harness.StateDirs()...), os.WriteFile(file, nil, 0o600), os.Remove(file)); err != nil {
+	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
 		t.Fatal(err)
 	}
 	pod := harness.NewPod(t, victimID)

@@ -93,7 +93,7 @@ func newWorld(t *testing.T, c pluginChain) faultWorld {
 	w.opt = snapshot.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
 		// The comparison ignores files that stay: hints, and the empty lock file that the first GC creates. It also ignores the address of lo,
 		// because the kernel adds this address when a program first sets lo up.
-		Ignore: regexp.MustCompile(`^host: file (.*/(last_reserved_ip\.\d+|\.podlace/[^/]+/(mark|released))|/run/podlace/\.guards\.lock)$` +
+		Ignore: regexp.MustCompile(`^host: file (.*/(last_reserved_ip\.\d+|podlace_boot)|/run/podlace/\.guards\.lock)$` +
 			`|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w

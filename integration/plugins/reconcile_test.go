@@ -3,13 +3,9 @@
 package plugins
 
 import (
-	"bytes"
-	"encoding/json"
-	"hash/crc32"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
@@ -139,47 +136,19 @@ func TestReboot(t *testing.T) {
 	before.Clean(t, "podlace gc after a boot")
 }
 
-// emulateReboot puts an attachment into the state after a reboot: its record is gone, and its lease is from the previous boot.
+// emulateReboot puts an attachment into the state after a reboot: its record is gone, and the leases are of the previous boot, except for
+// those of attachments with a record.
 func (c gcLab) emulateReboot(network, id string) {
 	c.Helper()
-	records, _ := filepath.Glob("/run/podlace/" + network + "/*")
-	leases, _ := filepath.Glob("/var/lib/cni/networks/.podlace/" + network + "/???")
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		c.Fatal(err)
+	key := attachment.Key{Network: network, ContainerID: id, IfName: "eth0"}
+	records, _ := filepath.Glob("/run/podlace/" + network + "/*-" + key.Hash())
+	if len(records) == 0 {
+		c.Fatalf("%s has no record", id)
 	}
-	for _, path := range append(records, leases...) {
-		data, err := os.ReadFile(path)
-		if err == nil && strings.Contains(string(data), id) {
-			if slices.Contains(records, path) {
-				err = os.Remove(path)
-			} else {
-				err = os.WriteFile(path, earlierBoot(c.T, data, bytes.TrimSpace(boot)), 0o600)
-			}
-		}
-		if err != nil {
-			c.Fatal(err)
-		}
+	for _, path := range records {
+		kerneltest.Must(c.T, os.Remove(path))
 	}
-}
-
-// earlierBoot returns the content of a file of the lease index, with the boot ID of another boot.
-func earlierBoot(t *testing.T, data, boot []byte) []byte {
-	t.Helper()
-	var shard struct {
-		Sum     uint32          `json:"sum"`
-		Entries json.RawMessage `json:"entries"`
-	}
-	err := json.Unmarshal(data, &shard)
-	if err == nil {
-		shard.Entries = bytes.ReplaceAll(shard.Entries, boot, []byte("earlier"))
-		shard.Sum = crc32.ChecksumIEEE(shard.Entries)
-		data, err = json.Marshal(shard)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	kerneltest.Must(c.T, os.WriteFile("/var/lib/cni/networks/"+network+"/podlace_boot", []byte("earlier 0\n"), 0o600))
 }
 
 // TestLeftAlone: `podlace gc` reports plugins of other projects and keeps their attachments. `podlace gc` also removes the stale

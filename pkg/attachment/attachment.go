@@ -229,7 +229,7 @@ func (a *Attachment) Remove() error {
 }
 
 // Plugins returns the plugins that store records.
-func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov"} }
+func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov", "host-local"} }
 
 // RemoveWithLink deletes those records of the attachment whose field WithLink is true. The caller must have deleted the link before.
 func (a *Attachment) RemoveWithLink() error {

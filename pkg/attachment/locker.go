@@ -3,6 +3,7 @@
 package attachment
 
 import (
+	"io/fs"
 	"time"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -62,6 +63,11 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
+}
+
+// File acquires the lock that a file of a folder has, by flock(2).
+func (l Locker) File(dir *store.Dir, name string, mode fs.FileMode) (*store.Lock, error) {
+	return dir.LockWithin(l.within(store.LockTimeout), name, mode)
 }
 
 // Key acquires the lock of an attachment. While the lock is held, no other plugin changes the attachment. If the key contains only a

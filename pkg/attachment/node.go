@@ -3,11 +3,13 @@
 package attachment
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"iter"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,6 +68,16 @@ func OldestIn(network, plugin string) iter.Seq[Record] {
 			}
 		}
 	}
+}
+
+// Addresses returns the addresses that the plugin recorded for the attachment, with the prefix length of their subnet. Only the plugin that
+// got or assigned them has any.
+func (r Record) Addresses() []netip.Prefix {
+	var state struct {
+		Addresses []netip.Prefix `json:"addresses"`
+	}
+	_ = json.Unmarshal(r.State, &state)
+	return state.Addresses
 }
 
 // recordFiles returns the file names of a plugin's records in a network.

@@ -52,21 +52,18 @@ func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin
 	return &of
 }
 
-// allocate() gets addresses from the IPAM plugin. The pool may be exhausted because the runtime never called DEL for some dead pods. An
-// in-process IPAM plugin then reuses the addresses of dead pods itself, and reports the attachments to which these addresses belonged. For
-// an external IPAM plugin, allocate() removes the dead pods, which releases their addresses, and calls the IPAM plugin again.
+// allocate() gets addresses from the IPAM plugin. The pool may be exhausted, or a requested address taken, because the runtime never called
+// DEL for some dead pods. Then allocate() removes the dead pods of the network, and calls the IPAM plugin again.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
-	var dead []plugin.Attachment
-	j.r.Reclaimed = func(of plugin.Attachment) { dead = append(dead, of) }
 	result, err := b.ipam.Add(j.r, j.cfg.IPAM)
-	if plugin.Code(err) != plugin.CodeExhausted || err == nil {
-		b.collectDead(j, dead)
+	if code := plugin.Code(err); err == nil || code != plugin.CodeExhausted && code != plugin.CodeAddressTaken {
 		return result, err
 	}
 	records, listErr := attachment.List(j.r.Network, j.r.Plugin)
 	if listErr != nil {
 		return nil, errors.Join(err, listErr)
 	}
+	var dead []plugin.Attachment
 	for _, rec := range records {
 		if rec.Key != j.att.Key && plugin.NetnsGone(rec.Netns) {
 			dead = append(dead, rec.Attachment())

@@ -281,6 +281,26 @@ func testShortPool(t *testing.T, backend string) {
 	}
 }
 
+// TestAddressOfDead checks an ADD that requests the address of a pod whose namespace is gone, and one that requests a living pod's.
+func TestAddressOfDead(t *testing.T) {
+	l := newLab(t, "name", "wish", "bridge", "btwish", "ipam",
+		object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.1.0/24"}}}})
+	gone := l
+	gone.Pod = kerneltest.NewPod(t)
+	gone.OK(gone.Call("ADD", "gone"))
+	if err := gone.Pod.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.Conf = l.Conf.With("args", object{"cni": object{"ips": []string{"10.62.1.3"}}})
+	l.OK(l.add("heir").check())
+	if l.recordCount("gone") != 0 {
+		t.Error("the record of the pod that is gone is left")
+	}
+	other := l
+	other.Pod = kerneltest.NewPod(t)
+	l.Fails(other.Call("ADD", "other"), plugin.CodeAddressTaken, "it is leased to container heir")
+}
+
 // recordCount returns how many of the containers have a record.
 func (l lab) recordCount(ids ...string) int {
 	l.Helper()

@@ -13,6 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
@@ -52,7 +53,7 @@ func reload(stdout, stderr io.Writer) error {
 	defer host.Close()
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if err := errors.Join(bridge.RenewClusterCIDRs(log), bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log),
-		bandwidth.Restore(host, log)); err != nil {
+		bandwidth.Restore(host, log), hostlocal.Restore(log)); err != nil {
 		return err
 	}
 	records, err := attachment.All()

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -90,14 +91,14 @@ func Parse(r *plugin.Request) (Config, error) {
 }
 
 // parseDir returns the lease folder for DEL and GC. parseDir replaces an invalid value in the configuration with the default.
-func parseDir(r *plugin.Request) string {
+func parseDir(r *plugin.Request) string { return leaseDir(r.Network, dataDirOf(ipam.Object(r.Config))) }
+
+func dataDirOf(object json.RawMessage) string {
 	var raw struct {
-		IPAM struct {
-			DataDir string `json:"dataDir"`
-		} `json:"ipam"`
+		DataDir string `json:"dataDir"`
 	}
-	_ = json.Unmarshal(r.Config, &raw)
-	return leaseDir(r.Network, raw.IPAM.DataDir)
+	_ = json.Unmarshal(object, &raw)
+	return raw.DataDir
 }
 
 func leaseDir(network, dataDir string) string {

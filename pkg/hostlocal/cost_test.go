@@ -9,13 +9,14 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"slices"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // openCounts runs f(), counts with inotify(7) how often f() opens each file in the folder, and returns the counts.
@@ -53,68 +54,56 @@ func openCounts(t *testing.T, dir string, f func()) map[string]int {
 	}
 }
 
-// TestL04OpensNoOthersLease (L-04): in a folder with 10,000 leases, ADD, CHECK, DEL and STATUS must open only the leases of their own
-// attachment. After another program has changed the folder, the next CNI command reads each lease once. Later CNI commands read only the
-// leases of their own attachment.
+// TestL04OpensNoOthersLease (L-04): in a folder with 10,000 leases, CHECK, DEL and STATUS open only the leases of their own attachment, and
+// ADD opens as many others as it may miss. Only a DEL that knows no address reads each lease, once.
 func TestL04OpensNoOthersLease(t *testing.T) {
 	kerneltest.Slow(t)
 	const others = 10_000
 	l := newQuickLab(t, `"ranges":[[{"subnet":"10.0.0.0/8"}],[{"subnet":"fd00::/64"}]]`)
-	addr := netip.MustParseAddr("10.1.0.0")
-	folder, err := openLeases(l.dir, slog.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range others {
-		if _, err := folder.createLease(addr, plugin.Attachment{ContainerID: fmt.Sprintf("%064d", i), IfName: "eth0"}); err != nil {
-			t.Fatal(err)
-		}
-		addr = addr.Next()
-	}
-	folder.setLast(0, netip.MustParseAddr("10.1.0.50")) // between taken addresses
-	folder.close()
-	readAll := func(verb string, f func()) {
+	l.fillFolder(netip.MustParseAddr("10.1.0.0"), others)
+	l.put("last_reserved_ip.0", "10.1.0.50") // between taken addresses
+	opened := func(verb, id, more string) (n int) {
 		t.Helper()
-		count := openCounts(t, l.dir, f)
-		for at, n := netip.MustParseAddr("10.1.0.0"), 0; n < others; at, n = at.Next(), n+1 {
-			if count[at.String()] != 1 {
-				t.Fatalf("%s after a foreign change opened %s %d times, want once", verb, at, count[at.String()])
+		for name := range openCounts(t, l.dir, func() { l.ok(l.call(verb, id, more)) }) {
+			if data, err := os.ReadFile(l.dir + "/" + name); err == nil && bytes.HasPrefix(data, []byte("other")) {
+				n++
 			}
 		}
+		return n
 	}
-	readAll("ADD", func() { l.ok(l.call("ADD", "mine", "")) })
-	own := sortedKeys(func() map[string]string {
-		m := map[string]string{}
-		for name := range l.namesLeft() {
-			if data, err := os.ReadFile(l.dir + "/" + name); err != nil || bytes.HasPrefix(data, []byte("mine")) {
-				m[name] = ""
-			}
-		}
-		return m
-	}())
-	if len(own) != 2 {
-		t.Fatalf("the attachment has %v", own)
+	if n := opened("ADD", "mine", ""); n != maxMisses {
+		t.Errorf("ADD opened %d leases of others, want %d", n, maxMisses)
 	}
 	for _, c := range []struct{ verb, id, more string }{
-		{"CHECK", "mine", prev(own[0]+"/8", own[1]+"/64")}, {"STATUS", "", ""}, {"ADD", "mine", ""}, {"DEL", "mine", ""}, {"DEL", "mine", ""},
-		{"DEL", "unknown", ""},
+		{"CHECK", "mine", prev("10.1.39.16/8", "fd00::2/64")}, {"STATUS", "", ""}, {"DEL", "mine", ""}, {"ADD", "mine", ""},
 	} {
-		for name := range openCounts(t, l.dir, func() { l.call(c.verb, c.id, c.more) }) {
-			if name != lockFile && !slices.Contains(own, name) {
-				t.Errorf("%s %s opened %s", c.verb, c.id, name)
-			}
+		if n := opened(c.verb, c.id, c.more); n != 0 {
+			t.Errorf("%s opened %d leases of others", c.verb, n)
 		}
 	}
-	for name := range openCounts(t, l.dir, func() { l.ok(l.call("ADD", "next", "")) }) {
-		if a, err := netip.ParseAddr(name); err == nil && a.Is4() && a.Less(addr) {
-			t.Errorf("ADD opened %s", name)
-		}
+	if err := os.RemoveAll(filepath.Join(store.Root, l.network)); err != nil {
+		t.Fatal(err)
 	}
-	l.put("10.9.9.9", "foreign\r\neth0")
-	readAll("DEL", func() { l.ok(l.call("DEL", "unknown", "")) })
-	for name := range openCounts(t, l.dir, func() { l.ok(l.call("DEL", "foreign", "")) }) {
-		if name != lockFile && name != "10.9.9.9" {
-			t.Errorf("the second verb after a foreign change opened %s", name)
+	if n := opened("DEL", "mine", prev("10.1.39.17/8", "fd00::3/64")); n != 0 {
+		t.Errorf("DEL with prevResult opened %d leases of others", n)
+	}
+	if n := opened("DEL", "mine", ""); n != others {
+		t.Errorf("DEL that knows no address opened %d leases of others, want %d", n, others)
+	}
+}
+
+// fillFolder creates leases of other containers.
+func (l lab) fillFolder(addr netip.Addr, n int) {
+	l.Helper()
+	folder, err := openLeases(l.dir, &plugin.Request{Network: l.network, Log: slog.Default()})
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer folder.close()
+	for i := range n {
+		if _, err := folder.createLease(addr, plugin.Attachment{ContainerID: fmt.Sprintf("other%059d", i), IfName: "eth0"}); err != nil {
+			l.Fatal(err)
 		}
+		addr = addr.Next()
 	}
 }

@@ -6,13 +6,17 @@
 package hostlocal
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
-	"os"
+	"net/netip"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -21,68 +25,199 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "host-local", NoNetns: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-func add(r *plugin.Request) (*types100.Result, error) {
+// state is the part of a record that host-local reads. Its own record has nothing else. A main plugin of Podlace has the addresses in its
+// record too, so host-local writes one only for other main plugins.
+type state struct {
+	Addresses  []netip.Prefix  `json:"addresses"`
+	IPAM       json.RawMessage `json:"ipam,omitempty"`
+	Unfinished bool            `json:"unfinished,omitempty"`
+}
+
+// ownRecord locks the attachment for a record of its own. It returns nil if a main plugin in this process has locked the attachment.
+func ownRecord(r *plugin.Request) (*attachment.Attachment, error) {
+	if r.LockFile != nil {
+		return nil, nil
+	}
+	return attachment.Open(r)
+}
+
+func add(r *plugin.Request) (result *types100.Result, err error) {
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
 	}
-	l, err := openLeases(cfg.Dir, r.Log)
+	att, err := ownRecord(r)
+	if err != nil {
+		return nil, err
+	}
+	defer att.Close()
+	l, err := openLeases(cfg.Dir, r)
 	if err != nil {
 		return nil, err
 	}
 	defer l.close()
-	if err := clearOwn(r, l); err != nil {
-		return nil, err
+	if att != nil {
+		if err := refuseSecond(r, att, l); err != nil {
+			return nil, err
+		}
 	}
-	a := allocation{r: r, l: l, mine: entry{Attachment: r.Attachment(), Boot: l.index.boot, Netns: r.NetnsPath, Pod: r.Pod.String()}}
+	a := allocation{r: r, l: l}
+	var undo plugin.Undo
+	defer undo.OnError(&err)
+	undo.Push(a.giveBack)
 	ips, err := a.allocateAll(cfg)
 	if err != nil {
 		return nil, err
 	}
+	if att != nil {
+		st := state{IPAM: ipam.Object(r.Config)}
+		for _, ip := range ips {
+			p, _ := kernel.Prefix(&ip.Address)
+			st.Addresses = append(st.Addresses, p)
+		}
+		if err := att.Save(st); err != nil {
+			return nil, err
+		}
+	}
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// clearOwn checks for old leases of the attachment before ADD. clearOwn returns an error if the attachment already has addresses in the
-// current boot. clearOwn ends the attachment's leases of earlier boots: a reboot ends all pods, so these addresses are free.
-func clearOwn(r *plugin.Request, l *leases) error {
-	entries, err := l.entries(r.Attachment())
-	if err != nil {
+// refuseSecond returns an error if the record names an address that is still leased to the attachment.
+func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) error {
+	var st state
+	if _, err := att.Load(&st); err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if e.Boot != l.index.boot {
-			if err := l.endEntry(e); err != nil {
-				return err
-			}
-			continue
-		}
-		for _, addr := range e.Addresses {
-			if ok, err := l.ownsLease(addr, r.Attachment()); ok || err != nil {
-				return plugin.WithHint(errors.Join(err, plugin.Errorf(plugin.CodeAddressTaken,
-					"%s has been allocated to %s, duplicate allocation is not allowed", addr, r.ContainerID)), "call DEL first")
-			}
+	for _, p := range st.Addresses {
+		if ok, err := l.ownsLease(p.Addr(), r.Attachment()); ok || err != nil {
+			return plugin.WithHint(errors.Join(err, plugin.Errorf(plugin.CodeAddressTaken,
+				"%s has been allocated to %s, duplicate allocation is not allowed", p.Addr(), r.ContainerID)), "call DEL first")
 		}
 	}
 	return nil
 }
 
+// del releases the addresses in the record or in prevResult. If none of them is leased to the attachment, it reads all leases: the record
+// may be lost, and the runtime may have no result.
 func del(r *plugin.Request) error {
-	return release(r, func(l *leases) ([]entry, error) {
-		entries, err := l.entries(r.Attachment())
-		if !r.NotAfter.IsZero() {
-			entries = slices.DeleteFunc(entries, func(e entry) bool { return e.after(r.NotAfter) })
-		}
-		return entries, err
-	})
+	att, _, _, err := takeOwn(r)
+	if err != nil {
+		return err
+	}
+	defer att.Close()
+	l, err := openExisting(parseDir(r), r)
+	if err == nil {
+		defer l.close()
+		err = l.releaseAll(r)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return att.Remove()
 }
 
+func takeOwn(r *plugin.Request) (*attachment.Attachment, state, bool, error) {
+	if r.LockFile != nil {
+		return nil, state{}, false, nil
+	}
+	return attachment.Take[state](r)
+}
+
+func (l *leases) releaseAll(r *plugin.Request) error {
+	released, errs := 0, []error(nil)
+	for _, addr := range knownAddresses(r) {
+		ok, err := l.release(addr, r.Attachment(), r.NotAfter)
+		if errs = append(errs, err); ok {
+			released++
+		}
+	}
+	if err := errors.Join(errs...); err != nil || released > 0 {
+		return err
+	}
+	all, err := l.all()
+	if err != nil {
+		return err
+	}
+	for _, is := range all {
+		if owns(is.of, r.Attachment()) {
+			_, err := l.release(is.addr, r.Attachment(), r.NotAfter)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// knownAddresses returns the addresses that a record or prevResult has for the attachment.
+func knownAddresses(r *plugin.Request) (known []netip.Addr) {
+	records, _ := attachment.RecordsOf(attachment.KeyOf(r), attachment.Plugins()...) // without them, DEL reads the leases
+	for _, rec := range records {
+		for _, p := range rec.Addresses() {
+			known = append(known, p.Addr())
+		}
+	}
+	if r.Prev != nil {
+		for _, ip := range r.Prev.IPs {
+			if p, ok := kernel.Prefix(&ip.Address); ok {
+				known = append(known, p.Addr())
+			}
+		}
+	}
+	slices.SortFunc(known, netip.Addr.Compare)
+	return slices.Compact(known)
+}
+
+// gcSlice is the number of leases that GC examines before other verbs get the lock.
+const gcSlice = 256
+
+// gc releases the leases of attachments that are no longer valid, and then the records of host-local.
 func gc(r *plugin.Request) error {
-	return release(r, func(l *leases) ([]entry, error) {
-		entries, err := l.allEntries()
-		return slices.DeleteFunc(entries, func(e entry) bool {
-			return isValid(r, e.Attachment) || !r.Stale(e.Attachment, e.Netns, l.written(e))
-		}), err
-	})
+	attachment.ReportRestore(r, attachment.Waiting, restore(r.Network, r.Log, attachment.Waiting, r.Valid)) // before GC adds to Valid
+	dir := parseDir(r)
+	var names []netip.Addr
+	l, err := openExisting(dir, r)
+	if err == nil {
+		names, err = l.names()
+		l.close()
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	errs := []error{err}
+	stale := map[plugin.Attachment]bool{} // asked once for each attachment, since Stale logs
+	for part := range slices.Chunk(names, gcSlice) {
+		errs = append(errs, collectPart(r, dir, part, stale))
+	}
+	gc := attachment.NewGC[state](r)
+	for att := range gc.Stale() {
+		gc.Report(att, att.Remove())
+	}
+	for hash := range gc.Unreadable() {
+		gc.ReportUnreadable(hash, nil)
+	}
+	return errors.Join(append(errs, gc.Err())...)
+}
+
+func collectPart(r *plugin.Request, dir string, addresses []netip.Addr, stale map[plugin.Attachment]bool) error {
+	l, err := openExisting(dir, r)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	var errs []error
+	for _, addr := range addresses {
+		is, ok := l.read(addr)
+		if !ok || is.torn() || isValid(r, is.of) {
+			continue
+		}
+		if _, asked := stale[is.of]; !asked {
+			stale[is.of] = r.Stale(is.of, l.netnsOf(is.of), is.written)
+		}
+		if stale[is.of] {
+			_, err := l.release(addr, is.of, r.NotAfter)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // isValid reports whether GC's list of valid attachments contains the owner of a lease. A lease in the old format contains no interface
@@ -97,28 +232,4 @@ func isValid(r *plugin.Request, of plugin.Attachment) bool {
 		}
 	}
 	return false
-}
-
-// release() ends the leases of selected entries. The argument "which" is the function that selects the entries. If the network never had a
-// lease, release() does nothing.
-func release(r *plugin.Request, which func(*leases) ([]entry, error)) error {
-	path := parseDir(r)
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	l, err := openLeases(path, r.Log)
-	if err != nil {
-		return err
-	}
-	defer l.close()
-	entries, err := which(l)
-	if err != nil || len(entries) == 0 {
-		return err
-	}
-	var errs []error
-	for _, e := range entries {
-		errs = append(errs, l.endEntry(e))
-	}
-	l.markIndexCurrent()
-	return errors.Join(errs...)
 }

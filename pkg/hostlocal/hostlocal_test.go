@@ -56,8 +56,8 @@ func TestRoundRobin(t *testing.T) {
 	l.ok(l.call("DEL", "a", ""))
 	l.mustGive("d", "10.1.2.5/29")
 	l.mustGive("e", "10.1.2.6/29")
-	l.mustGive("f", "10.1.2.3/29") // was released before .2
-	l.mustGive("g", "10.1.2.2/29")
+	l.mustGive("f", "10.1.2.2/29")
+	l.mustGive("g", "10.1.2.3/29")
 	l.mustFail(l.call("ADD", "h", ""), plugin.CodeExhausted, "no IP addresses available in range set: 10.1.2.1-10.1.2.6")
 }
 
@@ -95,7 +95,6 @@ func TestDuplicateAdd(t *testing.T) {
 func TestOldFormat(t *testing.T) {
 	l := newLab(t, one)
 	l.put("10.1.2.7", "  old-id \n")
-	l.mustFail(l.call("ADD", "old-id", ""), plugin.CodeAddressTaken, "10.1.2.7")
 	l.ok(l.call("CHECK", "old-id", prev("10.1.2.7/24")))
 	l.ok(l.call("DEL", "old", ""))
 	if l.files()["10.1.2.7"] == "" {
@@ -124,8 +123,7 @@ func TestIDsLikeAddresses(t *testing.T) {
 	}
 }
 
-// TestForeignFiles checks that the plugin does not read or remove files that are not leases. The test also checks that ADD moves an
-// incomplete lease file to another folder, so that ADD can assign its address.
+// TestForeignFiles checks that the plugin does not read or remove files that are not leases. ADD assigns the address of an empty lease.
 func TestForeignFiles(t *testing.T) {
 	l := newLab(t, one)
 	l.put("README", "a\r\neth0")
@@ -137,9 +135,6 @@ func TestForeignFiles(t *testing.T) {
 	}
 	l.mustGive("a", "10.1.2.2/24")
 	l.ok(l.call("DEL", "a", ""))
-	if _, err := os.Stat(filepath.Join(indexPath(l.dir), torn, "10.1.2.2")); err != nil {
-		t.Error(err)
-	}
 	l.age()
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
 	entries, _ := os.ReadDir(l.dir)
@@ -147,7 +142,7 @@ func TestForeignFiles(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if diff := cmp.Diff([]string{"300.1.2.3", "README", "last_reserved_ip.0", "lock", "sub"}, names); diff != "" {
+	if diff := cmp.Diff([]string{"300.1.2.3", "README", "last_reserved_ip.0", "lock", bootFile, "sub"}, names); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/netip"
-	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -29,77 +30,48 @@ const (
 	lastPrefix = "last_reserved_ip."
 )
 
-// The type leases is the lease folder of a network. The folder is open and locked, and its index is open too.
+// The type leases is the lease folder of a network. The folder is open and, except for readers, locked.
 type leases struct {
-	dir   *store.Dir
-	lock  *store.Lock
-	index *index
-	log   *slog.Logger
+	dir     *store.Dir
+	lock    *store.Lock
+	network string
+	log     *slog.Logger
+	since   time.Time // leases made before are of an earlier boot; zero if none is known to be
 }
 
-// openLeases locks the lease folder. If another program has changed the folder, openLeases rebuilds the index.
-func openLeases(path string, log *slog.Logger) (*leases, error) {
+// openLeases locks the lease folder, and makes it if it is missing.
+func openLeases(path string, r *plugin.Request) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	if err != nil {
 		return nil, fmt.Errorf("lease folder: %w", err)
 	}
-	lock, err := dir.Lock(lockFile, 0o750)
+	return lockLeases(dir, r.Network, r.Log, attachment.Waiting)
+}
+
+// openExisting locks the lease folder. If the network never had a lease, the error is fs.ErrNotExist.
+func openExisting(path string, r *plugin.Request) (*leases, error) {
+	dir, err := store.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("lease folder: %w", err)
+	}
+	return lockLeases(dir, r.Network, r.Log, attachment.Waiting)
+}
+
+// lockLeases locks an open lease folder, or closes it if it returns an error.
+func lockLeases(dir *store.Dir, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
+	lock, err := locks.File(dir, lockFile, 0o750)
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
-	l := &leases{dir: dir, lock: lock, log: log}
-	if l.index, err = openIndex(l); err == nil && !l.index.isTrusted() {
-		err = l.reindex()
-	}
-	if err != nil {
-		l.close()
-		return nil, err
+	l := &leases{dir: dir, lock: lock, network: network, log: log}
+	if l.since, err = l.markBoot(); err != nil {
+		l.log.Warn("leases of an earlier boot are not recognised", "error", err)
 	}
 	return l, nil
 }
 
-func (l *leases) reindex() error {
-	found, err := l.readAll()
-	if err == nil {
-		l.index.rebuild(found)
-	}
-	return err
-}
-
-// withRebuild runs the function f, which uses the index. If f detects a damaged index, withRebuild rebuilds the index and runs f again. If
-// f fails again, another process is changing the index, for example after an admin has removed the lock file. In this case, withRebuild
-// runs f with an index in the memory of this process.
-func (l *leases) withRebuild(f func() error) error {
-	err := f()
-	for _, remedy := range []func() error{l.reindex, l.detachIndex} {
-		if !errors.Is(err, errDamaged) {
-			return err
-		}
-		l.log.Warn("the lease index is rebuilt", "error", err)
-		if err = remedy(); err == nil {
-			err = f()
-		}
-	}
-	return err
-}
-
-func (l *leases) detachIndex() error {
-	found, err := l.readAll()
-	if err != nil {
-		return err
-	}
-	known, err := l.index.allEntries(true)
-	if err == nil {
-		l.index.memory = l.index.distribute(found, known)
-	}
-	return err
-}
-
 func (l *leases) close() {
-	if l.index != nil {
-		l.index.close()
-	}
 	l.lock.Unlock()
 	l.dir.Close()
 }
@@ -128,74 +100,76 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// readAll reads all leases of the folder. If a process is killed after it creates a lease file and before it writes the content, the file
-// is empty. readAll moves empty files to another folder, so that their addresses can be assigned.
-func (l *leases) readAll() (map[netip.Addr]lease, error) {
-	found, empty, err := readLeases(l.dir, l.log)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range empty {
-		if err := l.quarantine(l.dir, name); err != nil {
-			l.log.Warn("torn lease keeps its address", "lease", name, "error", err)
-		}
-	}
-	return found, nil
-}
-
-// The type lease contains the content and the modification time of a lease file.
+// The type lease is a lease file.
 type lease struct {
+	addr    netip.Addr
 	of      plugin.Attachment
-	written int64 // modification time in nanoseconds since 1970
+	written time.Time
 }
 
-// readLeases reads all leases of a folder. readLeases ignores files that are not leases, and returns the names of empty lease files in the
-// list "empty".
-func readLeases(dir *store.Dir, log *slog.Logger) (found map[netip.Addr]lease, empty []string, err error) {
-	names, err := dir.List()
-	if err != nil {
-		return nil, nil, fmt.Errorf("lease folder: %w", err)
+// torn reports whether the file is empty: the reference plugin creates a lease before it writes the owner, and was killed in between. Who
+// holds the lock may take the address.
+func (is lease) torn() bool { return is.of.ContainerID == "" }
+
+// read reads the lease of an address. The result ok is false if there is none. A file that cannot be read keeps its address.
+func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
+	data, written, err := l.dir.ReadWritten(addr.String())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return lease{}, false
+	case err != nil:
+		l.log.Warn("unreadable lease keeps its address", "lease", addr, "error", err)
+		return lease{addr: addr, of: plugin.Attachment{ContainerID: "?"}}, true
 	}
-	found = make(map[netip.Addr]lease, len(names))
+	return lease{addr, parseOwner(data), written}, true
+}
+
+// names returns the addresses that have a lease file, in their order.
+func (l *leases) names() ([]netip.Addr, error) {
+	names, err := l.dir.List()
+	if err != nil {
+		return nil, fmt.Errorf("lease folder: %w", err)
+	}
+	var list []netip.Addr
 	for _, name := range names {
-		addr, err := netip.ParseAddr(name)
-		if err != nil {
-			continue
-		}
-		data, written, err := dir.ReadWritten(name)
-		of := parseOwner(data)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			log.Warn("unreadable lease keeps its address", "lease", name, "error", err)
-		case of.ContainerID == "":
-			empty = append(empty, name)
-		default:
-			if of.ContainerID[0] == '?' {
-				log.Warn("foreign lease keeps its address", "lease", name)
-			}
-			found[addr] = lease{of, written.UnixNano()}
+		if addr, err := netip.ParseAddr(name); err == nil {
+			list = append(list, addr)
 		}
 	}
-	return found, empty, nil
+	slices.SortFunc(list, netip.Addr.Compare)
+	return list, nil
 }
 
-// quarantine() moves a damaged file to a folder beside the index, where an admin can examine it.
-func (l *leases) quarantine(from *store.Dir, name string) error {
-	to, err := store.Make(filepath.Join(indexPath(l.dir.Path()), torn), 0o700)
-	if err != nil {
-		return err
+// all reads all leases of the folder.
+func (l *leases) all() (list []lease, err error) {
+	addresses, err := l.names()
+	for _, addr := range addresses {
+		if is, ok := l.read(addr); ok {
+			list = append(list, is)
+		}
 	}
-	defer to.Close()
-	l.log.Warn("a damaged file is put aside", "name", name, "from", from.Path(), "to", to.Path())
-	return from.Move(name, to)
+	return list, err
 }
 
-// createLease creates the lease file of addr. The result ok is false if addr already has a lease file.
+// leasedNames returns the addresses that have a lease file as a set.
+func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
+	list, err := l.names()
+	taken := make(map[netip.Addr]bool, len(list))
+	for _, addr := range list {
+		taken[addr] = true
+	}
+	return taken, err
+}
+
+// createLease creates the lease file of addr. The result ok is false if addr has a lease file that is not torn.
 func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
-	err = l.dir.Create(addr.String(), []byte(leaseContent(a)), 0o600)
+	content := []byte(leaseContent(a))
+	err = l.dir.Create(addr.String(), content, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return false, nil
+		if is, found := l.read(addr); !found || !is.torn() {
+			return false, nil
+		}
+		err = l.dir.Write(addr.String(), content, 0o600)
 	}
 	if err != nil {
 		return false, fmt.Errorf("lease %s: %w", addr, err)
@@ -203,9 +177,14 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 	return true, nil
 }
 
-// release() deletes the lease of an address if the given attachment still owns the lease.
-func (l *leases) release(addr netip.Addr, a plugin.Attachment) (bool, error) {
+// release deletes the lease of an address if the given attachment owns it and it is not newer than the given time, unless that is zero.
+func (l *leases) release(addr netip.Addr, a plugin.Attachment, notAfter time.Time) (bool, error) {
 	ok, err := l.ownsLease(addr, a)
+	if ok && !notAfter.IsZero() {
+		var written time.Time
+		written, err = l.dir.Written(addr.String())
+		ok = !written.After(notAfter)
+	}
 	if !ok || err != nil {
 		return false, err
 	}
@@ -227,106 +206,40 @@ func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
 	return owns(parseOwner(data), a), nil
 }
 
-// owner() returns the owner of an address. The result "indexed" is true if the owner is in the index.
-func (l *leases) owner(addr netip.Addr) (e entry, indexed bool, err error) {
-	data, err := l.dir.Read(addr.String())
-	if err != nil {
-		return entry{}, false, nil
+// recordsOf returns the records of an attachment. A record is on tmpfs, so its attachment was made in this boot.
+func (l *leases) recordsOf(of plugin.Attachment) map[string]attachment.Record {
+	records, err := attachment.RecordsOf(attachment.Key{Network: l.network, ContainerID: of.ContainerID, IfName: of.IfName},
+		attachment.Plugins()...)
+	if err != nil { // an unreadable record is a record
+		return map[string]attachment.Record{"": {}}
 	}
-	e.Attachment = parseOwner(data)
-	err = l.withRebuild(func() error {
-		var got entry
-		if got, indexed, err = l.index.get(e.Attachment); indexed {
-			e = got
-		}
-		return err
-	})
-	return e, indexed, err
+	return records
 }
 
-// written() returns the modification time of the first lease in an entry.
-func (l *leases) written(e entry) time.Time {
-	for _, addr := range e.Addresses {
-		if at, err := l.dir.Written(addr.String()); err == nil {
-			return at
-		}
+// netnsOf returns the path of the namespace in an attachment's record, or "" without a record.
+func (l *leases) netnsOf(of plugin.Attachment) string {
+	for _, rec := range l.recordsOf(of) {
+		return rec.Netns
 	}
-	return time.Time{}
+	return ""
 }
 
-// entries() returns the index entries of an attachment. An attachment may have a second entry for leases in the old format without an
-// interface name.
-func (l *leases) entries(a plugin.Attachment) (out []entry, err error) {
-	err = l.withRebuild(func() error {
-		out = nil
-		for _, key := range []plugin.Attachment{a, {ContainerID: a.ContainerID}} {
-			e, ok, err := l.index.get(key)
-			if err != nil {
-				return err
-			}
-			if ok {
-				out = append(out, e)
-			}
-		}
-		return nil
-	})
-	return out, err
-}
-
-// allEntries returns all entries of the index, and rebuilds the index if it is damaged.
-func (l *leases) allEntries() (out []entry, err error) {
-	err = l.withRebuild(func() error {
-		out, err = l.index.allEntries(false)
-		return err
-	})
-	return out, err
-}
-
-// endEntry first deletes all leases of an entry, and then the entry in the index. A failed write of the index is not an error, because the
-// leases are already deleted.
-func (l *leases) endEntry(e entry) error {
-	var errs []error
-	var released []netip.Addr
-	for _, addr := range e.Addresses {
-		ok, err := l.release(addr, e.Attachment)
-		errs = append(errs, err)
-		if ok {
-			released = append(released, addr)
+// describe names the owner of a lease for messages.
+func (l *leases) describe(of plugin.Attachment) string {
+	if of.ContainerID == "" || of.ContainerID[0] == '?' {
+		return "a file that cannot be read"
+	}
+	text := "container " + of.ContainerID
+	for _, rec := range l.recordsOf(of) {
+		if rec.Pod != "" {
+			text = "pod " + rec.Pod + ", " + text
+			break
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	if of.IfName != "" {
+		text += ", interface " + of.IfName
 	}
-	e.Addresses = nil
-	l.index.addResting(released)
-	if err := l.withRebuild(func() error { return l.index.put(e) }); err != nil && l.index.broken == nil {
-		l.index.useMemory(map[string]shard{}, err)
-	}
-	return nil
-}
-
-// markIndexCurrent calls markCurrent, but only logs its error. markIndexCurrent is for CNI commands that succeed even without a correct
-// index. Without markCurrent, the next CNI command would rebuild the index, because deleting leases changes the modification time of the
-// folder.
-func (l *leases) markIndexCurrent() {
-	if err := l.index.markCurrent(); err != nil {
-		l.log.Warn("the next verb rebuilds the lease index", "error", err)
-	}
-}
-
-// leasedNames returns all addresses that have a lease file. leasedNames reads the names of the lease files, but not their content.
-func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
-	names, err := l.dir.List()
-	if err != nil {
-		return nil, fmt.Errorf("lease folder: %w", err)
-	}
-	taken := make(map[netip.Addr]bool, len(names))
-	for _, name := range names {
-		if addr, err := netip.ParseAddr(name); err == nil {
-			taken[addr] = true
-		}
-	}
-	return taken, nil
+	return text
 }
 
 func (l *leases) last(set int) netip.Addr {
@@ -341,14 +254,7 @@ func (l *leases) last(set int) netip.Addr {
 // setLast stores the last assigned address. The next ADD begins its search after the last assigned address. setLast returns no error:
 // without the stored address, the next ADD begins its search at the first address of the set.
 func (l *leases) setLast(set int, addr netip.Addr) {
-	name := fmt.Sprint(lastPrefix, set)
-	err := l.dir.Overwrite(name, []byte(addr.String()), 0o600)
-	if errors.Is(err, unix.EISDIR) {
-		if err = l.quarantine(l.dir, name); err == nil {
-			err = l.dir.Overwrite(name, []byte(addr.String()), 0o600)
-		}
-	}
-	if err != nil {
-		l.log.Warn("the last assigned address could not be stored", "error", err)
+	if err := l.dir.Overwrite(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600); err != nil {
+		l.log.Warn("the next ADD begins its search at the first address", "error", err)
 	}
 }

@@ -7,11 +7,10 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -19,119 +18,76 @@ import (
 
 // A model is a very simple allocator for comparison with the plugin. A model consists of sorted lists and a map.
 type model struct {
-	pools   [][]netip.Addr        // per set, in the order of the ranges, without gateways
-	all     [][]netip.Addr        // with gateways, to find the position of the last address
-	last    []netip.Addr          // per set
-	leases  map[string]modelLease // by container
-	owner   map[netip.Addr]string // container
-	resting []netip.Addr          // oldest first
-	now     int                   // number of boots
+	pools [][]netip.Addr // per set, in the order of the ranges, without gateways
+	all   [][]netip.Addr // with gateways, to find the position of the last address
+	last  []netip.Addr   // per set
+	owner map[netip.Addr]modelLease
+	now   int // number of boots
 }
 
 type modelLease struct {
-	addrs []netip.Addr
-	boot  int
+	id   string
+	boot int
 }
 
-// next() returns the next free address of the set, or false if no address is free. next() returns a recently released address only if no
-// other address is free. After a collection of dead pods, next() returns the next free address, even if it was released recently.
-func (m *model) next(set int, collected bool) (netip.Addr, bool) {
+// next() returns the addresses of which the next ADD must take one: the next free one, or in a full set those of earlier boots.
+func (m *model) next(set int) (any []netip.Addr) {
 	order := m.all[set]
 	at := slices.Index(order, m.last[set]) + 1 // after the last address, or at the beginning if that is unknown
 	for _, addr := range append(slices.Clone(order[at:]), order[:at]...) {
-		if m.owner[addr] == "" && slices.Contains(m.pools[set], addr) && (collected || !slices.Contains(m.resting, addr)) {
-			return addr, true
+		is, taken := m.owner[addr]
+		switch {
+		case !slices.Contains(m.pools[set], addr):
+		case !taken:
+			return []netip.Addr{addr}
+		case is.boot < m.now:
+			any = append(any, addr)
 		}
 	}
-	for _, addr := range m.resting {
-		if m.owner[addr] == "" && slices.Contains(m.pools[set], addr) {
-			return addr, true
+	return any
+}
+
+// choices returns, for each set, the addresses of which ADD must take one, or the code of the error.
+func (m *model) choices(id string, wanted []netip.Addr) (sets [][]netip.Addr, code uint) {
+	if len(m.ownedBy(id, m.now)) > 0 {
+		return nil, plugin.CodeAddressTaken
+	}
+	for set := range m.pools {
+		any := m.next(set)
+		for _, addr := range wanted {
+			if !slices.Contains(m.all[set], addr) {
+				continue
+			}
+			if is, taken := m.owner[addr]; taken && is.boot == m.now || !slices.Contains(m.pools[set], addr) {
+				return sets, plugin.CodeAddressTaken
+			}
+			any = []netip.Addr{addr}
+		}
+		if len(any) == 0 {
+			return sets, plugin.CodeExhausted
+		}
+		sets = append(sets, any)
+	}
+	return sets, 0
+}
+
+// ownedBy returns the addresses of a container that it got in a boot, or in any boot with -1.
+func (m *model) ownedBy(id string, boot int) (list []netip.Addr) {
+	for addr, is := range m.owner {
+		if is.id == id && (boot < 0 || is.boot == boot) {
+			list = append(list, addr)
 		}
 	}
-	return netip.Addr{}, false
+	return list
 }
 
 func (m *model) release(id string) {
-	addrs := slices.SortedFunc(slices.Values(m.leases[id].addrs), netip.Addr.Compare)
-	for _, addr := range addrs {
+	list := m.ownedBy(id, m.now)
+	if len(list) == 0 {
+		list = m.ownedBy(id, -1)
+	}
+	for _, addr := range list {
 		delete(m.owner, addr)
-		m.resting = append(m.resting, addr)
-	}
-	m.resting = m.resting[max(0, len(m.resting)-maxResting):]
-	delete(m.leases, id)
-}
-
-// add() returns either the addresses for the container, or an error code.
-func (m *model) add(id string, wanted []netip.Addr) (got []netip.Addr, code uint) {
-	if had, ok := m.leases[id]; ok {
-		if had.boot == m.now {
-			return nil, plugin.CodeAddressTaken
-		}
-		m.release(id)
-	}
-	for set := range m.pools {
-		addr, code := m.take(set, wanted)
-		if code != 0 {
-			m.leases[id] = modelLease{got, m.now}
-			// a failed ADD releases its addresses in the order in which it took them
-			for _, addr := range got {
-				delete(m.owner, addr)
-				m.resting = append(m.resting, addr)
-			}
-			delete(m.leases, id)
-			return nil, code
-		}
-		m.owner[addr], m.last[set] = id, addr
-		m.resting = slices.DeleteFunc(m.resting, func(a netip.Addr) bool { return a == addr })
-		got = append(got, addr)
-	}
-	m.leases[id] = modelLease{got, m.now}
-	return got, 0
-}
-
-func (m *model) take(set int, wanted []netip.Addr) (netip.Addr, uint) {
-	for _, addr := range wanted {
-		if !slices.Contains(m.all[set], addr) {
-			continue
-		}
-		if owner := m.owner[addr]; owner != "" && m.leases[owner].boot < m.now {
-			m.release(owner)
-		}
-		if m.owner[addr] != "" || !slices.Contains(m.pools[set], addr) {
-			return addr, plugin.CodeAddressTaken
-		}
-		return addr, 0
-	}
-	addr, ok := m.next(set, false)
-	if ok {
-		return addr, 0
-	}
-	m.collect(set)
-	if addr, ok = m.next(set, true); !ok {
-		return addr, plugin.CodeExhausted
-	}
-	return addr, 0
-}
-
-// collect() finds each owner from an earlier boot that has an address in the set, and releases all addresses of this owner. It handles the
-// owners in the order of their addresses.
-func (m *model) collect(set int) {
-	var dead []string
-	for id, lease := range m.leases {
-		if lease.boot < m.now && slices.ContainsFunc(lease.addrs, func(a netip.Addr) bool { return slices.Contains(m.all[set], a) }) {
-			dead = append(dead, id)
-		}
-	}
-	m.releaseAll(dead)
-}
-
-func (m *model) releaseAll(ids []string) {
-	sorted := func(id string) []netip.Addr {
-		return slices.SortedFunc(slices.Values(m.leases[id].addrs), netip.Addr.Compare)
-	}
-	slices.SortFunc(ids, func(a, b string) int { return slices.CompareFunc(sorted(a), sorted(b), netip.Addr.Compare) })
-	for _, id := range ids {
-		m.release(id)
 	}
 }
 
@@ -198,12 +154,9 @@ func TestAllocatorAgainstModel(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 6))
 	for range 60 {
-		m := &model{leases: map[string]modelLease{}, owner: map[netip.Addr]string{}}
+		m := &model{owner: map[netip.Addr]modelLease{}}
 		sets := randomSets(random, m)
 		l := newQuickLab(t, sets)
-		if err := os.Mkdir(l.dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
 		for step := range 80 {
 			m.step(l, random)
 			if t.Failed() {
@@ -217,9 +170,9 @@ func (m *model) step(l lab, random *rand.Rand) {
 	l.Helper()
 	id := fmt.Sprint("c", random.IntN(20))
 	switch kind := random.IntN(40); {
-	case kind == 0:
+	case kind == 0 && len(m.owner) > 0:
 		m.now++
-		l.setBootID(fmt.Sprintf("boot-%d", random.Uint64()))
+		l.reboot()
 	case kind == 1:
 		m.gc(l, random)
 	case kind < 14:
@@ -232,35 +185,58 @@ func (m *model) step(l lab, random *rand.Rand) {
 			wanted = []netip.Addr{m.all[set][random.IntN(len(m.all[set]))]}
 			more = fmt.Sprintf(`"runtimeConfig":{"ips":[%q]}`, wanted[0])
 		}
-		want, code := m.add(id, wanted)
-		got := l.call("ADD", id, more)
-		var addrs []netip.Addr
-		for _, ip := range got.IPs {
-			addrs = append(addrs, netip.MustParsePrefix(ip.Address).Addr())
-		}
-		if diff := cmp.Diff(want, addrs, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || got.Code != code {
-			l.Errorf("ADD %s %v: %+v, want code %d\n%s", id, wanted, got, code, diff)
-		}
-		if code == plugin.CodeExhausted {
-			m.mustCount(l, got)
-		}
+		m.add(l, id, wanted, l.call("ADD", id, more))
 	}
 	if n := len(l.namesLeft()); n != len(m.owner) {
 		l.Errorf("%d leases, want %d", n, len(m.owner))
 	}
 }
 
-func (m *model) gc(l lab, random *rand.Rand) {
+// add() compares the answer of an ADD with what the model allows, and follows it.
+func (m *model) add(l lab, id string, wanted []netip.Addr, got answer) {
 	l.Helper()
-	var valid, gone []string
-	for id := range m.leases {
-		if random.IntN(2) == 0 {
-			valid = append(valid, fmt.Sprintf(`{"containerID":%q,"ifname":"eth0"}`, id))
-		} else {
-			gone = append(gone, id)
+	sets, code := m.choices(id, wanted)
+	if got.Code != code || code == 0 && len(got.IPs) != len(sets) {
+		l.Fatalf("ADD %s %v: %+v, want code %d and one of each of %v", id, wanted, got, code, sets)
+	}
+	for i, any := range sets {
+		addr := netip.MustParseAddr(strings.TrimSpace(l.content(fmt.Sprint(lastPrefix, i))))
+		if !slices.Contains(any, addr) {
+			l.Errorf("ADD %s %v took %s, want one of %v", id, wanted, addr, any)
+		}
+		m.last[i] = addr
+		delete(m.owner, addr) // a failed ADD gives it back
+		if code == 0 {
+			m.owner[addr] = modelLease{id, m.now}
 		}
 	}
-	m.releaseAll(gone)
+	if code == plugin.CodeExhausted {
+		m.mustCount(l, got)
+	}
+}
+
+func (l lab) content(name string) string {
+	l.Helper()
+	data, err := os.ReadFile(filepath.Join(l.dir, name))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return string(data)
+}
+
+func (m *model) gc(l lab, random *rand.Rand) {
+	l.Helper()
+	var valid []string
+	for i := range 20 {
+		id := fmt.Sprint("c", i)
+		if random.IntN(2) == 0 {
+			valid = append(valid, fmt.Sprintf(`{"containerID":%q,"ifname":"eth0"}`, id))
+			continue
+		}
+		for _, addr := range m.ownedBy(id, -1) {
+			delete(m.owner, addr)
+		}
+	}
 	l.age()
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
@@ -269,7 +245,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 func (m *model) mustCount(l lab, a answer) {
 	l.Helper()
 	for _, pool := range m.pools {
-		full := !slices.ContainsFunc(pool, func(addr netip.Addr) bool { return m.owner[addr] == "" })
+		full := !slices.ContainsFunc(pool, func(addr netip.Addr) bool { return m.owner[addr].id == "" })
 		if full && strings.Contains(a.Detail, fmt.Sprintf("%d of %d addresses are leased", len(pool), len(pool))) {
 			return
 		}

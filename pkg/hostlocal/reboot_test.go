@@ -3,43 +3,68 @@
 package hostlocal
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
-// setBootID simulates a reboot. setBootID mounts a file with another ID over the kernel's boot ID, in the mount namespace of the sandbox.
-func (l lab) setBootID(id string) {
+// reboot() simulates a reboot: the records are gone, and the kernel has another boot ID, which is a file that is mounted over the kernel's
+// in the mount namespace of the sandbox. The leases are an hour old.
+func (l lab) reboot() {
 	l.Helper()
 	const path = "/proc/sys/kernel/random/boot_id"
 	file := filepath.Join(l.TempDir(), "boot_id")
-	if err := os.WriteFile(file, []byte(id+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, "boot-%d\n", time.Now().UnixNano()), 0o600); err != nil {
 		l.Fatal(err)
 	}
 	if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
 		l.Fatal(err)
 	}
 	l.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	if err := os.RemoveAll(filepath.Join(store.Root, l.network)); err != nil {
+		l.Fatal(err)
+	}
+	for addr := range l.leasesOf() {
+		l.setAge(addr, time.Hour)
+	}
 }
 
-// TestReboot (F-27) checks that ADD collects the leases of an earlier boot if the pool is exhausted. The result of ADD must not depend on
-// the order of the leases. ADD must not collect leases of the current boot.
+func (l lab) setAge(addr string, age time.Duration) {
+	l.Helper()
+	at := time.Now().Add(-age)
+	if err := os.Chtimes(filepath.Join(l.dir, addr), at, at); err != nil {
+		l.Fatal(err)
+	}
+}
+
+const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
+
+// TestReboot (F-27): a full pool gives the addresses of pods of an earlier boot, the oldest lease first, and no address of this boot.
 func TestReboot(t *testing.T) {
 	l := newLab(t, tiny)
 	for i := range 4 {
 		l.mustGive(fmt.Sprint("old", i), fmt.Sprintf("10.1.2.%d/29", i+2))
 	}
-	l.setBootID("11111111-0000-0000-0000-000000000000")
+	l.reboot()
+	l.setAge("10.1.2.4", 2*time.Hour)
 	l.mustGive("new0", "10.1.2.6/29")
-	for i := 1; i < 5; i++ {
-		if a := l.call("ADD", fmt.Sprint("new", i), ""); a.Code != 0 {
+	l.mustGive("new1", "10.1.2.4/29")
+	for i := 2; i < 5; i++ {
+		if a := l.call("ADD", fmt.Sprint("new", i), ""); a.Code != 0 || !strings.Contains(a.log, "of an earlier boot") {
 			t.Fatalf("ADD new%d: %+v", i, a)
 		}
 	}
@@ -48,91 +73,147 @@ func TestReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
 }
 
-// TestRebootSameContainer: a container restarts after a reboot, and its old lease still exists. The restarted container must get an
-// address.
+// TestRebootSameContainer: a container is attached again after a reboot without a DEL.
 func TestRebootSameContainer(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
 	l.mustFail(l.call("ADD", "a", ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
-	l.setBootID("22222222-0000-0000-0000-000000000000")
+	l.reboot()
 	l.mustGive("a", "10.1.2.3/29")
-	if l.files()["10.1.2.2"] != "" {
-		t.Error("the lease of the earlier boot is left")
+	l.ok(l.call("DEL", "a", ""))
+	l.ok(l.call("DEL", "a", ""))
+	if left := l.leasesOf(); len(left) > 0 {
+		t.Errorf("left %v", left)
 	}
 }
 
-// TestUnindexedLeaseIsLive checks that ADD never collects a lease that is missing from the index. The reference plugin creates leases
-// without an index entry.
-func TestUnindexedLeaseIsLive(t *testing.T) {
-	l := newLab(t, `"subnet":"10.1.2.0/30"`) // only .2
-	l.put("10.1.2.2", "foreign\r\neth0")
-	l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
-	l.mustFail(l.call("ADD", "foreign", ""), plugin.CodeAddressTaken, "duplicate allocation is not allowed")
-	l.ok(l.call("DEL", "foreign", ""))
-	l.mustGive("a", "10.1.2.2/30")
+// TestRequestedAfterReboot: a pod requests the address that its predecessor of an earlier boot had.
+func TestRequestedAfterReboot(t *testing.T) {
+	const wish = `"runtimeConfig":{"ips":["10.1.2.2"]}`
+	l := newLab(t, tiny)
+	l.mustGive("a", "10.1.2.2/29")
+	l.mustFail(l.call("ADD", "b", wish), plugin.CodeAddressTaken, "it is leased to container a, interface eth0")
+	l.reboot()
+	l.ok(l.call("ADD", "b", wish))
+	l.mustFail(l.call("ADD", "c", wish), plugin.CodeAddressTaken, "it is leased to container b")
 }
 
-// TestDeadNamespace: if the pool is exhausted, ADD collects the lease of a pod whose namespace is gone.
-func TestDeadNamespace(t *testing.T) {
-	l := newLab(t, `"subnet":"10.1.2.0/30"`)
+// TestLiveKeepTheirs: in a full pool, none of these leases may be taken: their pods may live.
+func TestLiveKeepTheirs(t *testing.T) {
+	refused := func(l lab) {
+		t.Helper()
+		l.mustFail(l.call("ADD", "new", ""), plugin.CodeExhausted, "no IP addresses available")
+		l.mustFail(l.call("ADD", "new", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "is not available")
+	}
+	const only = `"subnet":"10.1.2.0/30"` // .2
+	t.Run("folder that another program has used", func(t *testing.T) {
+		l := newLab(t, only)
+		l.put("10.1.2.2", "foreign\r\neth0")
+		l.setAge("10.1.2.2", time.Hour)
+		refused(l)
+		refused(l)
+		l.ok(l.call("DEL", "foreign", ""))
+		l.mustGive("new", "10.1.2.2/30")
+	})
+	t.Run("records lost in the same boot", func(t *testing.T) {
+		l := newLab(t, only)
+		l.mustGive("a", "10.1.2.2/30")
+		if err := os.RemoveAll(filepath.Join(store.Root, l.network)); err != nil {
+			t.Fatal(err)
+		}
+		refused(l)
+	})
+	t.Run("boot file lost", func(t *testing.T) {
+		l := newLab(t, only)
+		l.mustGive("a", "10.1.2.2/30")
+		l.reboot()
+		if err := os.Remove(filepath.Join(l.dir, bootFile)); err != nil {
+			t.Fatal(err)
+		}
+		refused(l)
+		l.reboot()
+		l.mustGive("new", "10.1.2.2/30")
+	})
+	t.Run("clock set back", func(t *testing.T) {
+		l := newLab(t, only)
+		l.mustGive("other", "10.1.2.2/30")
+		l.reboot()
+		l.ok(l.call("DEL", "other", ""))
+		l.mustGive("a", "10.1.2.2/30")
+		l.setAge("10.1.2.2", time.Hour) // the record still says that it lives
+		refused(l)
+	})
+	t.Run("somebody answers", func(t *testing.T) {
+		l := newLab(t, only)
+		l.mustGive("other", "10.1.2.2/30")
+		l.reboot()
+		connect(t, "10.1.2.1/30", "10.1.2.2/30")
+		refused(l)
+	})
+}
+
+// connect makes a link to a pod that has an address beside that of the node.
+func connect(t *testing.T, node, address string) {
+	t.Helper()
 	pod := kerneltest.NewPod(t)
-	l.ok(l.call("ADD", "dead", "", "CNI_NETNS="+pod.Path))
-	l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
-	if err := pod.Close(); err != nil {
-		t.Fatal(err)
+	inside, err := os.Open(pod.Path)
+	kerneltest.Must(t, err)
+	defer inside.Close()
+	up := func(name, address string) error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(address)
+		return errors.Join(err, netlink.AddrAdd(link, addr), netlink.LinkSetUp(link))
 	}
-	l.mustGive("a", "10.1.2.2/30")
+	runs := func(name string) bool {
+		link, err := netlink.LinkByName(name)
+		return err == nil && link.Attrs().OperState == netlink.OperUp
+	}
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(inside.Fd())}
+	kerneltest.Must(t, netlink.LinkAdd(pair))
+	t.Cleanup(func() { _ = netlink.LinkDel(pair) })
+	kerneltest.Must(t, pod.Do(func() error { return up("eth0", address) }), up("probe0", node))
+	kerneltest.Await(t, "both ends have a carrier", func() (both bool) {
+		kerneltest.Must(t, pod.Do(func() error { both = runs("eth0"); return nil }))
+		return both && runs("probe0")
+	})
 }
 
-// renew() replaces the lease of a container by an equal lease with the given modification time. The reference plugin does the same when a
-// pod is created again.
-func (l lab) renew(addr, id string, at time.Time) {
-	l.Helper()
-	if err := os.Remove(filepath.Join(l.dir, addr)); err != nil {
-		l.Fatal(err)
-	}
-	l.put(addr, id+"\r\neth0")
-	if err := os.Chtimes(filepath.Join(l.dir, addr), at, at); err != nil {
-		l.Fatal(err)
+// TestForeignAddress: ADD skips an address that the node has itself, or to which it has a route of its own.
+func TestForeignAddress(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/24","gateway":"10.1.2.254"`)
+	connect(t, "10.1.2.1/32", "10.9.9.9/32")
+	link, err := netlink.LinkByName("probe0")
+	dst := kernel.IPNet(netip.MustParsePrefix("10.1.2.2/32"))
+	kerneltest.Must(t, err, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst}))
+	l.mustGive("a", "10.1.2.3/24")
+	for _, addr := range []string{"10.1.2.1", "10.1.2.2"} {
+		l.mustFail(l.call("ADD", "b", `"runtimeConfig":{"ips":["`+addr+`"]}`), plugin.CodeAddressTaken, "the node has it or a route to it")
 	}
 }
 
-// TestRenewedByOthers (F-44): another program attaches a container again, in another namespace or after a reboot. The container must keep
-// its address, although its previous pod is dead. The container must keep its address even if the clock was set back between the two
-// attachments.
-func TestRenewedByOthers(t *testing.T) {
-	for name, age := range map[string]time.Duration{"later": 0, "clock set back": time.Hour} {
-		t.Run("namespace, "+name, func(t *testing.T) {
-			l := newLab(t, `"subnet":"10.1.2.0/30"`) // only .2
-			pod := kerneltest.NewPod(t)
-			l.ok(l.call("ADD", "pod", "", "CNI_NETNS="+pod.Path))
-			l.renew("10.1.2.2", "pod", time.Now().Add(-age))
-			if err := pod.Close(); err != nil {
-				t.Fatal(err)
-			}
-			seen, err := Leases(l.dir)
-			if err != nil || len(seen) != 1 || seen[0].Netns != "" || seen[0].Earlier {
-				t.Errorf("looked at: %+v, %v", seen, err)
-			}
-			for range 2 { // the second time after a rebuild of the index
-				l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
-				l.mustFail(l.call("ADD", "a", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "is not available")
-			}
-			l.ok(l.call("DEL", "pod", ""))
-			l.mustGive("a", "10.1.2.2/30")
-		})
-		t.Run("boot, "+name, func(t *testing.T) {
-			l := newLab(t, `"subnet":"10.1.2.0/30"`)
-			l.mustGive("pod", "10.1.2.2/30")
-			l.setBootID("33333333-0000-0000-0000-000000000000")
-			if seen, err := Leases(l.dir); err != nil || len(seen) != 1 || !seen[0].Earlier {
-				t.Errorf("looked at: %+v, %v", seen, err)
-			}
-			l.renew("10.1.2.2", "pod", time.Now().Add(-age))
-			if seen, err := Leases(l.dir); err != nil || len(seen) != 1 || seen[0].Earlier {
-				t.Errorf("looked at: %+v, %v", seen, err)
-			}
-			l.mustFail(l.call("ADD", "a", ""), plugin.CodeExhausted, "no IP addresses available")
-		})
+// TestRestoredLeases: STATUS and GC create the missing leases of live attachments.
+func TestRestoredLeases(t *testing.T) {
+	for _, verb := range []string{"STATUS", "GC"} {
+		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
+		l.mustGive("a", "10.1.2.2/24 fd00::2/64")
+		l.mustGive("b", "10.1.2.3/24 fd00::3/64")
+		before := l.leasesOf()
+		if err := os.RemoveAll(l.dir); err != nil {
+			t.Fatal(err)
+		}
+		a := l.call(verb, "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]`)
+		l.ok(a)
+		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
+			t.Errorf("%s: %s\n%s", verb, diff, a.log)
+		}
+		for _, id := range []string{"a", "b"} {
+			l.ok(l.call("DEL", id, ""))
+		}
+		if left := l.leasesOf(); len(left) > 0 {
+			t.Errorf("left %v", left)
+		}
 	}
 }

@@ -6,14 +6,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
@@ -21,15 +22,23 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 // A lab is a test network with its own lease folder.
 type lab struct {
 	*testing.T
-	netns string
-	dir   string // lease folder
-	ipam  string // keys of the "ipam" object
+	network string
+	netns   string
+	dir     string // lease folder
+	ipam    string // keys of the "ipam" object
+}
+
+// labs numbers the networks, so that no lab sees the records of another.
+var labs atomic.Int64
+
+func labIn(t *testing.T, netns, dir, ipam string) lab {
+	network := fmt.Sprint("net", labs.Add(1))
+	return lab{t, network, netns, filepath.Join(dir, network), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
 }
 
 func newLab(t *testing.T, ipam string) lab {
 	t.Helper()
-	dir := t.TempDir()
-	return lab{t, kerneltest.NewPod(t).Path, filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
+	return labIn(t, kerneltest.NewPod(t).Path, t.TempDir(), ipam)
 }
 
 // newQuickLab returns a lab that uses the sandbox's own namespace. No real pod namespace is needed, because the plugin checks only that the
@@ -41,7 +50,7 @@ func newQuickLab(t *testing.T, ipam string) lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return lab{t, "/proc/self/ns/net", filepath.Join(dir, "net"), fmt.Sprintf(`"type":"host-local","dataDir":%q,%s`, dir, ipam)}
+	return labIn(t, "/proc/self/ns/net", dir, ipam)
 }
 
 // The type answer contains the result or the error of a plugin call.
@@ -86,7 +95,7 @@ func (l lab) callFor(verb string, of plugin.Attachment, more string, env ...stri
 		return map[string]string{"CNI_COMMAND": verb, "CNI_CONTAINERID": of.ContainerID, "CNI_IFNAME": of.IfName, "CNI_NETNS": l.netns,
 			"CNI_PATH": "/"}[name]
 	}
-	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":"net","type":"host-local","ipam":{%s}%s}`, l.ipam, more)
+	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"host-local","ipam":{%s}%s}`, l.network, l.ipam, more)
 	var stdout, stderr bytes.Buffer
 	exit := Plugin().Run(getenv, strings.NewReader(stdin), &stdout, &stderr)
 	var a answer
@@ -124,7 +133,7 @@ func (l lab) ok(a answer) {
 	}
 }
 
-// files() returns the mode and the content of each file in the lease folder.
+// files() returns the mode and the content of each file in the lease folder, but for the boot file.
 func (l lab) files() map[string]string {
 	l.Helper()
 	entries, err := os.ReadDir(l.dir)
@@ -133,6 +142,9 @@ func (l lab) files() map[string]string {
 	}
 	files := map[string]string{}
 	for _, e := range entries {
+		if e.Name() == bootFile {
+			continue
+		}
 		info, err := e.Info()
 		if err != nil {
 			l.Fatal(err)
@@ -146,26 +158,12 @@ func (l lab) files() map[string]string {
 	return files
 }
 
-// age() makes all leases old, both in the files and in the index, so that GC may collect them.
+// age() makes all leases and records old, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
-	open, err := openLeases(l.dir, slog.Default())
-	if err != nil {
+	if err := kerneltest.Age(l.dir, filepath.Join(store.Root, l.network)); err != nil {
 		l.Fatal(err)
 	}
-	defer open.close()
-	entries, _ := open.allEntries()
-	if err := kerneltest.Age(l.dir); err != nil {
-		l.Fatal(err)
-	}
-	for _, e := range entries {
-		for addr := range e.Written {
-			at, _ := open.dir.Written(addr.String())
-			e.Written[addr] = at.UnixNano()
-		}
-		_ = open.index.put(e) // the disk may be full
-	}
-	open.markIndexCurrent()
 }
 
 // put() simulates another program that writes a file to the lease folder.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,12 +27,11 @@ func status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{cfg.Dir, indexPath(cfg.Dir)} {
-		if err := store.Writable(dir); err != nil {
-			return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
-		}
+	if err := store.Writable(cfg.Dir); err != nil {
+		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
-	full, err := cfg.exhaustedSets(r.Log)
+	attachment.ReportRestore(r, attachment.Trying, restore(r.Network, r.Log, attachment.Trying, nil))
+	full, err := cfg.exhaustedSets(r)
 	if err != nil {
 		return err
 	}
@@ -61,7 +59,7 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 }
 
 // exhaustedSets describes the range sets that have no free address.
-func (c Config) exhaustedSets(log *slog.Logger) (full []string, err error) {
+func (c Config) exhaustedSets(r *plugin.Request) (full []string, err error) {
 	dir, err := store.Open(c.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -70,33 +68,24 @@ func (c Config) exhaustedSets(log *slog.Logger) (full []string, err error) {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
 	defer dir.Close()
-	l := &leases{dir: dir, log: log}
+	l := &leases{dir: dir, network: r.Network, log: r.Log}
 	taken, err := l.leasedNames()
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	for _, set := range c.Sets {
-		if usage, none := set.usage(taken); none && !l.canCollect(set) {
+		if usage, none := set.usage(taken); none && !l.hasEarlier(set) {
 			full = append(full, fmt.Sprintf("%s: %s in %s", set, usage, c.Dir))
 		}
 	}
 	return full, nil
 }
 
-// canCollect reports whether an ADD could get an address of the set from a dead pod.
-func (l *leases) canCollect(set RangeSet) bool {
-	dir, err := store.Open(indexPath(l.dir.Path()))
-	if err != nil {
-		return false
-	}
-	defer dir.Close()
-	boot, err := bootID()
-	if err != nil {
-		return false
-	}
-	x := &index{dir: dir, leases: l, boot: boot}
-	entries, _ := x.allEntries(true)
-	return slices.ContainsFunc(entries, func(e entry) bool { return e.within(set) && x.isDead(e) })
+// hasEarlier reports whether an ADD could take an address of the set from a pod of an earlier boot.
+func (l *leases) hasEarlier(set RangeSet) bool {
+	l.since, _, _ = boot(l.dir) // without it, no lease is earlier
+	all, _ := l.all()
+	return slices.ContainsFunc(all, func(is lease) bool { _, in := set.find(is.addr); return in && (is.torn() || l.isEarlier(is)) })
 }
 
 // Usage describes how many addresses of a range set are leased.

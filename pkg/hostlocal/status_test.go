@@ -13,33 +13,31 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStrictStatus checks that STATUS fails for an exhausted pool only if strictStatus is true. STATUS succeeds if a dead pod still has an
-// address of the pool, because ADD can collect this address.
+// TestStrictStatus checks that STATUS fails for an exhausted pool only if strictStatus is true. STATUS succeeds if a pod of an earlier boot
+// still has an address of the pool, because ADD can take it.
 func TestStrictStatus(t *testing.T) {
 	// the only addresses are 10.1.2.2 and both addresses of 10.1.3.0/31
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`)
 	strict := l
 	strict.ipam += `,"strictStatus":true`
-	pod := kerneltest.NewPod(t)
-	l.ok(l.call("ADD", "a", "", "CNI_NETNS="+pod.Path))
+	l.ok(l.call("ADD", "a", ""))
 	l.ok(l.call("ADD", "b", ""))
 	strict.ok(strict.call("STATUS", "", ""))
 	l.ok(l.call("ADD", "c", ""))
 	l.ok(l.call("STATUS", "", ""))
 	const says = "no IP addresses available in range set: 10.1.2.1-10.1.2.2,10.1.3.0-10.1.3.1: 3 of 3 addresses are leased in "
 	strict.mustFail(strict.call("STATUS", "", ""), plugin.CodeNotAvailable, says+l.dir)
-	if err := pod.Close(); err != nil {
-		t.Fatal(err)
-	}
+	l.reboot()
 	strict.ok(strict.call("STATUS", "", ""))
-	l.ok(l.call("ADD", "d", ""))
+	for _, id := range []string{"d", "e", "f"} {
+		l.ok(l.call("ADD", id, ""))
+	}
 	strict.mustFail(strict.call("STATUS", "", ""), plugin.CodeNotAvailable, says)
-	l.ok(l.call("DEL", "b", ""))
+	l.ok(l.call("DEL", "d", ""))
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
@@ -102,17 +100,14 @@ func TestC72StatusIsPassive(t *testing.T) {
 	}
 }
 
-// modified() returns the modification times of the lease folder and the index folder.
-func (l lab) modified() (times [2]time.Time) {
+// modified() returns the modification time of the lease folder.
+func (l lab) modified() time.Time {
 	l.Helper()
-	for i, path := range []string{l.dir, indexPath(l.dir)} {
-		info, err := os.Stat(path)
-		if err != nil {
-			l.Fatal(err)
-		}
-		times[i] = info.ModTime()
+	info, err := os.Stat(l.dir)
+	if err != nil {
+		l.Fatal(err)
 	}
-	return times
+	return info.ModTime()
 }
 
 // TestStatusOfBrokenFolders checks that STATUS fails if the plugin cannot write leases to the lease folder.
@@ -122,19 +117,12 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 		"a file above": func(dir string) error {
 			return errors.Join(os.Remove(filepath.Dir(dir)), os.WriteFile(filepath.Dir(dir), nil, 0o600))
 		},
-		"a file for the index":    func(dir string) error { return os.WriteFile(filepath.Dir(indexPath(dir)), nil, 0o600) },
 		"a link to nothing":       func(dir string) error { return os.Symlink("/nonexistent", dir) },
 		"a read-only file system": func(dir string) error { return readOnly(filepath.Dir(dir)) },
-		"a read-only index": func(dir string) error {
-			return errors.Join(os.MkdirAll(indexPath(dir), 0o700), readOnly(indexPath(dir)))
-		},
-		"a link to nothing (index)": func(dir string) error { return os.Symlink("/nonexistent", filepath.Dir(indexPath(dir))) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLab(t, one)
-			t.Cleanup(func() {
-				_, _ = unix.Unmount(filepath.Dir(l.dir), unix.MNT_DETACH), unix.Unmount(indexPath(l.dir), unix.MNT_DETACH)
-			})
+			t.Cleanup(func() { _ = unix.Unmount(filepath.Dir(l.dir), unix.MNT_DETACH) })
 			if err := place(l.dir); err != nil {
 				t.Fatal(err)
 			}

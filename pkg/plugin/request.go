@@ -51,8 +51,6 @@ type Request struct {
 	Valid      map[Attachment]bool // GC: the attachments to keep
 	Dead       map[Attachment]bool // GC: the only attachments to collect; nil if the caller did not name them
 
-	Reclaimed func(Attachment) // ADD: called by an in-process IPAM plugin that found an attachment dead and reclaimed its addresses
-
 	NotAfter time.Time // DEL of an in-process IPAM plugin: releases only leases made before this time; zero for all
 
 	LockFile *os.File // lock file of the attachment, which child processes inherit; nil if there is none

@@ -97,7 +97,7 @@ func newLab(t *testing.T) (l lab, opt snapshot.Options) {
 		kerneltest.Must(t, kerneltest.FlushNFT(), os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
 	})
 	return l, snapshot.Options{Pods: []*sandbox.Pod{l.pod}, Dirs: kerneltest.StateDirs(),
-		Ignore: regexp.MustCompile(`last_reserved_ip|/\.podlace/|address 127\.0\.0\.1/8 dev lo`)}
+		Ignore: regexp.MustCompile(`last_reserved_ip|/podlace_boot|address 127\.0\.0\.1/8 dev lo`)}
 }
 
 // earlier is the result of a plugin that stands before the chain.

@@ -26,7 +26,7 @@ const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"ty
 
 // findLeft is a shell command that prints the state of Podlace that a node still has.
 const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/podlace/* /run/podlace/.[!.]* /var/lib/cni/networks/*podlace* \
-		/var/lib/cni/networks/.podlace* /var/lib/cni/results/*podlace* 2>/dev/null
+		/var/lib/cni/networks/*/podlace_boot /var/lib/cni/results/*podlace* 2>/dev/null
 	ip -o link show cni0 2>/dev/null; ip -o link show podlace.vx 2>/dev/null
 	ip -4 route show proto 142; ip -6 route show proto 142; ip nexthop show proto 142
 	! command -v nft >/dev/null || nft list tables | grep podlace

@@ -15,7 +15,6 @@ package reconcile
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"net/netip"
 	"os"
@@ -102,7 +101,9 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 		a := entry(found, rec.Key)
 		a.Pod, a.Netns = rec.Pod, rec.Netns
 		a.Holders = append(a.Holders, rec.Plugin)
-		a.Addresses = append(a.Addresses, recordedAddresses(rec)...)
+		for _, p := range rec.Addresses() {
+			a.Addresses = append(a.Addresses, p.Addr())
+		}
 		a.addDescription(rec)
 	}
 	for path := range leaseFolders(networks) {
@@ -121,6 +122,7 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 		slices.SortFunc(a.Addresses, netip.Addr.Compare)
 		a.Addresses = slices.Compact(a.Addresses)
 		slices.Sort(a.Holders)
+		a.Holders = slices.Compact(a.Holders)
 		a.State = stateOf(a.Netns, a.earlier)
 		list = append(list, a)
 	}
@@ -145,18 +147,6 @@ func stateOf(netns string, earlier bool) string {
 		return Gone
 	}
 	return Unknown
-}
-
-// recordedAddresses returns the addresses in the plugin-specific part of a record.
-func recordedAddresses(rec attachment.Record) (list []netip.Addr) {
-	var state struct {
-		Addresses []netip.Prefix `json:"addresses"`
-	}
-	_ = json.Unmarshal(rec.State, &state)
-	for _, p := range state.Addresses {
-		list = append(list, p.Addr())
-	}
-	return list
 }
 
 // leaseFolders returns the existing folders with leases.
@@ -187,7 +177,7 @@ func addLeases(found map[attachment.Key]*Attachment, path string) error {
 		a := entry(found, attachment.Key{Network: filepath.Base(path), ContainerID: l.ContainerID, IfName: l.IfName})
 		// Records are stored on tmpfs, so a reboot deletes them. An attachment with a record was therefore created after the last boot.
 		a.earlier = l.Earlier && len(a.Holders) == 0
-		a.Netns, a.written = cmp.Or(a.Netns, l.Netns), l.Written
+		a.written = l.Written
 		a.Holders = append(a.Holders, "host-local")
 		a.Addresses = append(a.Addresses, l.Addresses...)
 	}

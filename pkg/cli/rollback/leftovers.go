@@ -31,7 +31,7 @@ func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	for _, n := range networks {
 		l.note(l.delBridge(n, others))
 		if _, ok := reconcile.Named(others, n.Name); ok {
-			l.note(hostlocal.RemoveIndex(n.Name, n.DataDir())) // it continues the leases
+			l.note(hostlocal.RemoveBootFile(n.Name, n.DataDir())) // it continues the leases
 			continue
 		}
 		if removed, err := hostlocal.RemoveFolder(n.Name, n.DataDir()); removed != "" || err != nil {

@@ -78,8 +78,12 @@ func checkLegible(records map[string]attachment.Record) error {
 		"portmap":   func(rec attachment.Record) error { _, err := portmap.Targets(rec); return err },
 		"bandwidth": func(rec attachment.Record) error { _, _, err := bandwidth.Device(rec); return err },
 	}
-	for name, rec := range records {
-		if err := readers[name](rec); err != nil {
+	for name, reader := range readers {
+		rec, ok := records[name]
+		if !ok {
+			continue
+		}
+		if err := reader(rec); err != nil {
 			return fmt.Errorf("record %s: %w: "+remedyHint, rec.Path(), err)
 		}
 	}

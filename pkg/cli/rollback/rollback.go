@@ -254,8 +254,8 @@ func (j *job) cleanNode() error {
 		steps = append(steps, attachment.Step{Text: "delete nftables table " + table.String(), Do: func() error { return nft.DelTable(table) }})
 	}
 	for _, i := range slices.SortedFunc(maps.Keys(j.indexes), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
-		if path, ok := hostlocal.IndexPath(i[0], i[1]); ok {
-			steps = append(steps, attachment.Step{Text: "remove " + path, Do: func() error { return hostlocal.RemoveIndex(i[0], i[1]) }})
+		if path, ok := hostlocal.BootFile(i[0], i[1]); ok {
+			steps = append(steps, attachment.Step{Text: "remove " + path, Do: func() error { return hostlocal.RemoveBootFile(i[0], i[1]) }})
 		}
 	}
 	if j.state {
