@@ -204,7 +204,7 @@ soak: build ## random verbs, kills, flushes and losses on a node with 208 pods f
 	@PODLACE_BIN=$(CURDIR)/$(BIN) go test -v -count=1 -timeout 0 -run '^TestSoak$$' ./integration/faults -args -pods 208 -seed $$RANDOM$$RANDOM -for 12m $(ARGS)
 
 .PHONY: upgrade
-upgrade: build ## upgrade a node with 20 pods from the programs of the commit of the day before to this tree's, and back; FROM=commit
+upgrade: build ## upgrade a node with 20 pods from the programs of the last tag to this tree's, and back; FROM=commit
 	@FROM='$(FROM)' scripts/upgrade-test.sh '$(CACHE)/upgrade' $(ARGS)
 
 .PHONY: mutants

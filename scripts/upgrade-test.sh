@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # upgrade-test.sh FOLDER [go test flags]: runs the tests of integration/upgrade with the programs in bin/ and with those of the commit
-# $FROM, which it builds once into the folder. Without FROM, it takes the newest commit that is older than the day of HEAD (UTC).
+# $FROM, which it builds once into the folder. Without FROM, it takes the last tag, or until there is one, the first commit of format 1.
 set -euo pipefail
 die() {
   echo "upgrade: $*" >&2
@@ -13,13 +13,9 @@ cd "$(dirname "$0")/.."
 [ -e .git ] || die "this tree has no git history, so no earlier commit can be built: run make upgrade in a clone"
 unshallow=
 [ "$(git rev-parse --is-shallow-repository)" = false ] || unshallow=": the clone is shallow, run git fetch --unshallow"
-if [ -n "${FROM:-}" ]; then
-  from=$(git rev-parse --verify --quiet "$FROM^{commit}") || die "no commit $FROM$unshallow"
-else
-  midnight=$(($(git log -1 --format=%ct) / 86400 * 86400))
-  from=$(git rev-list -1 --before="$((midnight - 1)) +0000" HEAD)
-  [ -n "$from" ] || die "HEAD has no commit before $(date -u -d "@$midnight" +%F)$unshallow"
-fi
+first=670fb3d1b48eb74db1eda0dc9f817c088d76ca11 # from here on, newer programs read and delete what older ones wrote
+from=${FROM:-$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || echo "$first")}
+from=$(git rev-parse --verify --quiet "$from^{commit}") || die "no commit $from$unshallow"
 
 name=$(git log -1 --format='%h of %cs, %s' "$from")
 old=$folder/$from

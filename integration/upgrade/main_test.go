@@ -13,7 +13,7 @@ import (
 // oldEnv is the environment variable with the folder of the older programs, which make upgrade sets.
 const oldEnv = "PODLACE_OLD"
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) { harness.Main(m, harness.Programs(programs()...)) }
 
 // A version is one build of all programs.
 type version struct {
