@@ -5,13 +5,13 @@ package cli
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/cli/validate"
-	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/strict"
 )
 
@@ -139,20 +139,14 @@ type podContainer struct {
 	} `json:"resources"`
 }
 
-// readManifests reads a file with manifests. The name - stands for standard input.
-func readManifests(stdin io.Reader, file string) ([]manifest, error) {
-	if file == "-" {
-		data, err := readAtMost(stdin, maxStdin)
-		if err != nil {
-			return nil, err
-		}
-		return parseManifests("stdin", data)
+// readManifests reads the manifests of a file, of all files in a folder, or of standard input.
+func readManifests(stdin io.Reader, name string) (all []manifest, err error) {
+	files, err := readFiles(stdin, name)
+	for _, f := range files {
+		objects, wrong := parseManifests(f.Name, f.Data)
+		all, err = append(all, objects...), errors.Join(err, wrong)
 	}
-	data, err := store.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	return parseManifests(file, data)
+	return all, err
 }
 
 // parseManifests returns all objects in a YAML or JSON text, with the items of lists. A repeated key is an error, as for an API server.

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -64,28 +65,25 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 	}
 	var files []validate.File
 	for _, name := range names {
-		more, err := readFiles(stdin, name)
-		if err != nil {
-			return err
-		}
-		files = append(files, more...)
+		more, unread := readFiles(stdin, name)
+		files, err = append(files, more...), errors.Join(err, unread)
 	}
 	problems := validate.Files(files, node)
-	errors := 0
+	wrong := 0
 	for _, p := range problems {
 		if p.Error {
-			errors++
+			wrong++
 		}
 	}
 	if output == outputJSON {
-		err = printJSON(stdout, append([]validate.Problem{}, problems...))
+		err = errors.Join(err, printJSON(stdout, append([]validate.Problem{}, problems...)))
 	} else {
 		for _, p := range problems {
 			fmt.Fprintln(stdout, plugin.Plain(p.String(), maxEvidence))
 		}
-		fmt.Fprintf(stdout, "files: %d, errors: %d, warnings: %d\n", len(files), errors, len(problems)-errors)
+		fmt.Fprintf(stdout, "files: %d, errors: %d, warnings: %d\n", len(files), wrong, len(problems)-wrong)
 	}
-	if err == nil && errors > 0 {
+	if err == nil && wrong > 0 {
 		err = exitError(exitDiffers)
 	}
 	return err
@@ -104,36 +102,31 @@ func readAtMost(from io.Reader, most int64) ([]byte, error) {
 	return data, err
 }
 
-// readFiles reads one file, all files in a folder, or standard input.
-func readFiles(stdin io.Reader, name string) ([]validate.File, error) {
+// readFiles reads one file, all files in a folder, or standard input. With an error it returns the files that it could read.
+func readFiles(stdin io.Reader, name string) (files []validate.File, err error) {
 	if name == "-" {
 		data, err := readAtMost(stdin, maxStdin)
-		return []validate.File{{Name: "stdin", Data: data}}, err
-	}
-	info, err := os.Stat(name)
-	if err != nil {
-		return nil, err
-	}
-	names := []string{name}
-	if info.IsDir() {
-		entries, err := os.ReadDir(name)
 		if err != nil {
 			return nil, err
 		}
+		return []validate.File{{Name: "stdin", Data: data}}, nil
+	}
+	names := []string{name}
+	if info, statErr := os.Stat(name); statErr == nil && info.IsDir() {
 		names = nil
+		var entries []os.DirEntry
+		entries, err = os.ReadDir(name)
 		for _, e := range entries { // those that container runtimes or kubectl would read
 			if slices.Contains([]string{".conflist", ".conf", ".json", ".yaml", ".yml"}, filepath.Ext(e.Name())) && !e.IsDir() {
 				names = append(names, filepath.Join(name, e.Name()))
 			}
 		}
 	}
-	var files []validate.File
 	for _, name := range names {
-		data, err := store.ReadFile(name)
-		if err != nil {
-			return nil, err
+		data, unread := store.ReadFile(name)
+		if err = errors.Join(err, unread); unread == nil {
+			files = append(files, validate.File{Name: name, Data: data})
 		}
-		files = append(files, validate.File{Name: name, Data: data})
 	}
-	return files, nil
+	return files, err
 }

@@ -3,6 +3,8 @@
 package cli
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -13,6 +15,20 @@ func TestReadAtMost(t *testing.T) {
 		data, err := readAtMost(strings.NewReader(text), 8)
 		if (err != nil) != fails || err == nil && string(data) != text {
 			t.Errorf("%s: %q, %v", text, data, err)
+		}
+	}
+}
+
+// TestUnreadable: a file that cannot be read does not hide the faults of the others, and decides the exit status.
+func TestUnreadable(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"a.yaml": "kind: Pod\n", "b.yaml": "kind: Pod\n"})
+	if err := os.Symlink("none", filepath.Join(dir, "a0.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"validate", dir}, {"validate", dir + "/none", dir + "/a.yaml", dir + "/b.yaml"}} {
+		status, stdout, stderr := run(args...)
+		if faults := strings.Count(stdout, "spec is missing"); status != exitFailed || !strings.Contains(stderr, "no such file") || faults != 2 {
+			t.Errorf("%q: status %d, %s\n%s", args, status, stdout, stderr)
 		}
 	}
 }
