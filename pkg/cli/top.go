@@ -80,7 +80,7 @@ func newTop() *cobra.Command {
 		Example: topExample,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd.Context(), cmd.OutOrStdout())
+			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f.add(cmd)
@@ -91,7 +91,7 @@ func newTop() *cobra.Command {
 	return cmd
 }
 
-func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
+func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err := checkInterval(f.interval); err != nil {
 		return err
 	}
@@ -102,20 +102,22 @@ func (f topFlags) run(ctx context.Context, stdout io.Writer) error {
 	for {
 		list, err := f.measure(ctx)
 		if errors.Is(err, context.Canceled) {
-			return nil
+			return printUnreadable(stderr)
 		}
 		if err != nil {
 			return err
 		}
 		slices.SortStableFunc(list, topOrder(f.sort))
-		if f.output == outputJSON {
-			return printJSON(stdout, list)
-		}
 		if live {
 			fmt.Fprint(os.Stdout, "\x1b[H\x1b[2J") // os.Stdout directly: stdout would strip the escape sequence
 		}
-		if err := printTraffic(stdout, list); err != nil || !live {
-			return err
+		if f.output == outputJSON {
+			err = printJSON(stdout, list)
+		} else {
+			err = printTraffic(stdout, list)
+		}
+		if err != nil || !live {
+			return errors.Join(err, printUnreadable(stderr))
 		}
 	}
 }

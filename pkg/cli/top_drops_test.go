@@ -74,4 +74,9 @@ func TestTopDrops(t *testing.T) {
 	if list[0].Ingress.Dropped < 100 || list[0].Egress.Dropped != 0 {
 		t.Errorf("%+v: the limit drops almost each packet", list[0])
 	}
+	kerneltest.Must(t, os.WriteFile("/run/podlace/net/bandwidth-"+strings.Repeat("0", 40), []byte("{"), 0o600))
+	status, _, stderr = run("top", "--once", "--conf-dir", t.TempDir(), "--interval", "10ms")
+	if status != exitFailed || !strings.Contains(stderr, "cannot be read and is skipped") {
+		t.Errorf("damaged record: status %d, %q", status, stderr)
+	}
 }
