@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"time"
@@ -60,6 +61,9 @@ func (p *Plan) add(pl Plugin) error {
 		return errors.New("it is not a plugin name")
 	}
 	_, err := Version(filepath.Join(p.binDir, pl.Type))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: --bin-dir names the folder with the plugins", err)
+	}
 	if err == nil {
 		p.Run = append(p.Run, pl)
 	}
@@ -78,11 +82,10 @@ func (p *Plan) addHolder(kind string) error {
 		if plugin.Runs(name, "bridge") {
 			pl.IPAM = hostLocal
 		}
-		err := p.add(pl)
-		if err == nil {
+		switch err := p.add(pl); {
+		case err == nil:
 			return nil
-		}
-		if name == kind {
+		case name == kind:
 			missing = err
 		}
 	}
@@ -127,10 +130,9 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 			continue
 		}
 		known[of] = true
-		switch {
-		case a.Dead != "":
+		if a.Dead != "" {
 			dead = append(dead, of)
-		default:
+		} else {
 			if of.IfName == "" { // the specification requires a name, and any name matches a lease in the old format
 				of.IfName = "eth0"
 			}

@@ -259,7 +259,8 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 	plan := NewPlan(networks[0], nil, dir)
 	if len(plan.Run) != 3 || len(plan.Notes) != 3 || !strings.Contains(plan.Notes[0], "foreign is left alone: it is not Podlace's") ||
-		!strings.Contains(plan.Notes[1], "missing is left alone") || !strings.Contains(plan.Notes[2], "host-local's, which runs") {
+		!strings.Contains(plan.Notes[1], "missing: no such file or directory: --bin-dir names the folder") ||
+		!strings.Contains(plan.Notes[2], "host-local's, which runs") {
 		t.Errorf("runs %v, notes %q", plan.Run, plan.Notes)
 	}
 	list := []*Attachment{{Network: "n", ContainerID: "a", IfName: "eth0"}, {Network: "n", ContainerID: "b", IfName: "eth0", Dead: "yes"},
