@@ -20,7 +20,6 @@ import (
 	"github.com/podlace/podlace/pkg/cli/chain"
 	"github.com/podlace/podlace/pkg/cli/doctor"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as
@@ -91,7 +90,7 @@ func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
 		}
 		f.conflist = first
 	}
-	conflist, err := store.ReadFile(f.conflist)
+	conflist, _, err := readConflist(f.conflist)
 	if err != nil {
 		return err
 	}

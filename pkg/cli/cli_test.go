@@ -56,7 +56,8 @@ func TestRevision(t *testing.T) {
 }
 
 func TestRefusedCommands(t *testing.T) {
-	dir := t.TempDir()
+	dir := writeFiles(t, map[string]string{"bad.conflist": `{"name": "a", "plugins": []}`})
+	bad := filepath.Join(dir, "bad.conflist")
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -68,6 +69,8 @@ func TestRefusedCommands(t *testing.T) {
 		"unknown output":    {[]string{"version", "-o", "xml"}, `--output" flag: want table`},
 		"no plugins":        {[]string{"trace", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap"},
 		"no such conflist":  {[]string{"trace", filepath.Join(dir, "none.conflist")}, "no such file"},
+		"trace, no plugin":  {[]string{"trace", bad}, bad + ": "},
+		"canary, no plugin": {[]string{"canary", "--conflist", bad}, map[bool]string{true: bad + ": ", false: "run it as root"}[os.Geteuid() == 0]},
 		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output" flag: want table`},
 		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output" flag: want table`},
 		"arguments of gc":   {[]string{"gc", "all"}, `"all"`},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/cli/chain"
 	"github.com/podlace/podlace/pkg/cli/sandbox"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // cniBinDir is the folder in which container runtimes search for plugins. The command 'make install' copies the plugins to this folder.
@@ -59,22 +61,24 @@ func (p *testPod) remove(ctx context.Context) error {
 // logChanges makes the plugins write the debug log from which the changes and phases are read.
 func logChanges() error { return os.Setenv("PODLACE_LOG", "debug") }
 
-// readConflist returns the named file, or the shipped configuration of this name.
-func readConflist(name string) ([]byte, error) {
+// readConflist returns the named file, or the shipped configuration of this name, and the plugins that it runs.
+func readConflist(name string) (conflist []byte, plugins []string, err error) {
 	shipped, unknown := conf.Conflist(name)
-	conflist, err := os.ReadFile(name)
+	conflist, err = store.ReadFile(name)
 	if unknown == nil && errors.Is(err, fs.ErrNotExist) {
-		return shipped, nil
+		conflist, err = shipped, nil
 	}
-	return conflist, err
+	if err != nil {
+		return nil, nil, err
+	}
+	if plugins, err = chain.PluginsOf(conflist); err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
+	}
+	return conflist, plugins, err
 }
 
-// findPlugins returns a folder with all plugins of a conflist: the named folder, or else that of podlace or /opt/cni/bin.
-func findPlugins(dir string, conflist []byte) (string, error) {
-	names, err := chain.PluginsOf(conflist)
-	if err != nil {
-		return "", err
-	}
+// findPlugins returns a folder with all named plugins: the given folder, or else that of podlace or /opt/cni/bin.
+func findPlugins(dir string, names []string) (string, error) {
 	dirs := []string{dir}
 	if dir == "" {
 		exe, err := os.Executable()

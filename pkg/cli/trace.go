@@ -93,11 +93,11 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	conflist, err := readConflist(cmp.Or(f.conflist, conf.Default))
+	conflist, names, err := readConflist(cmp.Or(f.conflist, conf.Default))
 	if err != nil {
 		return err
 	}
-	plugins, err := findPlugins(f.plugins, conflist)
+	plugins, err := findPlugins(f.plugins, names)
 	if err != nil {
 		return err
 	}

@@ -80,10 +80,10 @@ type Chain struct {
 func New(plugins, cache string, conflist []byte, show func(Call)) (*Chain, error) {
 	list, err := libcni.NetworkConfFromBytes(conflist)
 	if err != nil {
-		return nil, fmt.Errorf("conflist: %w", err)
+		return nil, err
 	}
 	if len(list.Plugins) == 0 {
-		return nil, errors.New("conflist: it names no plugins; want a list of configurations under \"plugins\"")
+		return nil, errors.New("it names no plugins; want a list of configurations under \"plugins\"")
 	}
 	return &Chain{List: list, cni: libcni.NewCNIConfigWithCacheDir([]string{plugins}, cache, &recordingExec{show: show})}, nil
 }
