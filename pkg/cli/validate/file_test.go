@@ -161,14 +161,18 @@ func TestManifests(t *testing.T) {
 		t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for text, want := range map[string]string{
-		"a: [":            "f:1:1: error: yaml: line 1",
+		"a: [":            "f:1:1: error: yaml: did not find expected node content",
 		"kind: Service\n": "f:1:1: warning: there is nothing here that Podlace reads",
 		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
 		"kind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
 		"kind: Pod":           "f:1:1: Pod: spec: error: spec is missing",
 		"just a text\n":       "f:1:1: warning: there is nothing here",
-		"a: 1\n\nb: {\n\n]\n": "f:4:1: error: yaml",
-		"a: &a [*a]":          "f:1:1: error: aliases repeat so much that the text is too large",
+		"a: 1\n\nb: {\n\n]\n": "f:4:1: error: yaml: did not find expected node content",
+		"a:\n  b: [1,\n  2]\n  c: {\n  d: 1}\nb:\n  c: 1\n d: 2\ne: 3\n": "f:8:1: error: yaml: did not find expected key",
+		"a: [\n1,\n2]\nb: 1\nc: *x\nd: 1\n":                              "f:5:1: error: yaml: unknown anchor 'x' referenced",
+		"a: 1\nb: 'it\nc: 1\n":                                           "f:2:1: error: yaml: found unexpected end of stream",
+		"a: 1\n---\nb: 1\n\tc: 1\n":                                      "f:4:1: error: yaml: found a tab",
+		"a: &a [*a]":                                                     "f:1:1: error: aliases repeat so much that the text is too large",
 		"a: &a [1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: [*c, *c, *c, *c, *c, *c, *c, *c]": "f:1:1: error: aliases",
 	} {
 		if got := lines(File{"f", []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {

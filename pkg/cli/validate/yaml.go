@@ -8,8 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
-	"strconv"
+	"sort"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -30,21 +31,34 @@ func Documents(file string, data []byte) (documents []strict.Value, err error) {
 		for _, n := range document.Content {
 			documents = append(documents, r.read(n, strict.Place{File: file, Line: n.Line, Column: n.Column}, 0))
 		}
+		line := 1
 		if r.left <= 0 {
 			err = errors.New("aliases repeat so much that the text is too large")
+		} else if err != nil {
+			line = faultyLine(data)
 		}
 		if err != nil {
-			return documents, strict.Problems{{Place: strict.Place{File: file, Line: lineIn(err), Column: 1}, Text: err.Error()}}
+			text := lineNumber.ReplaceAllString(err.Error(), "")
+			return documents, strict.Problems{{Place: strict.Place{File: file, Line: line, Column: 1}, Text: text}}
 		}
 	}
 }
 
-// lineIn returns the line number in an error of the YAML decoder.
-func lineIn(err error) int {
-	_, rest, _ := strings.Cut(err.Error(), "line ")
-	digits, _, _ := strings.Cut(rest, ":")
-	line, _ := strconv.Atoi(digits)
-	return max(line, 1)
+// lineNumber matches the line in an error of the YAML decoder, which is that of the mapping around the fault.
+var lineNumber = regexp.MustCompile(`line \d+: `)
+
+// faultyLine returns the first line with which the beginning of a text has the same fault as the whole text.
+func faultyLine(data []byte) int {
+	lines, fault := bytes.SplitAfter(data, []byte("\n")), decodeAll(data).Error()
+	return 1 + sort.Search(len(lines)-1, func(n int) bool { return decodeAll(bytes.Join(lines[:n+1], nil)).Error() == fault })
+}
+
+// decodeAll returns the fault of a YAML text, or io.EOF.
+func decodeAll(data []byte) (err error) {
+	for decoder := yaml.NewDecoder(bytes.NewReader(data)); err == nil; {
+		err = decoder.Decode(&yaml.Node{})
+	}
+	return err
 }
 
 // The type yamlReader converts YAML nodes into values. Aliases can make a value that is much larger than the text, or endless.
