@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -72,11 +73,7 @@ func jsonFields(t reflect.Type) map[string]jsonField {
 	return fields
 }
 
-func containsFold(list []string, s string) bool {
-	for _, e := range list {
-		if strings.EqualFold(e, s) {
-			return true
-		}
-	}
-	return false
+// isCommon reports whether a key may occur in the configuration of any plugin. encoding/json ignores the case of keys.
+func isCommon(key string) bool {
+	return slices.ContainsFunc(commonKeys, func(common string) bool { return strings.EqualFold(common, key) })
 }

@@ -55,27 +55,34 @@ func UnknownKeys(config []byte, within string, raw any) []Finding {
 	}
 	var object map[string]json.RawMessage
 	if f, ok := jsonFields(t)[within]; ok && json.Unmarshal(config, &object) == nil {
-		return unknownKeys(within+".", object[within], f.of)
+		return unknownKeys(within, object[within], f.of)
 	}
 	return nil
 }
 
-// unknownKeys returns a finding for each key of a JSON object for which the struct type has no field. unknownKeys does not check the
-// objects "args" and "runtimeConfig", because other plugins use them too.
+// unknownKeys returns a finding for each key of a JSON object, or of the objects in a list, for which the struct type has no field.
+// unknownKeys does not check the objects "args" and "runtimeConfig", because other plugins use them too.
 func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
+	var list []json.RawMessage
+	if t.Kind() == reflect.Slice && json.Unmarshal(data, &list) == nil {
+		for i, item := range list {
+			found = append(found, unknownKeys(fmt.Sprintf("%s[%d]", path, i), item, t.Elem())...)
+		}
+	}
 	var object map[string]json.RawMessage
-	if json.Unmarshal(data, &object) != nil {
-		return nil
+	if t.Kind() != reflect.Struct || json.Unmarshal(data, &object) != nil {
+		return found
 	}
 	fields := jsonFields(t)
 	for _, key := range slices.Sorted(maps.Keys(object)) {
+		at := strings.TrimPrefix(path+"."+key, ".")
 		if f, ok := fields[strings.ToLower(key)]; ok {
-			if f.of.Kind() == reflect.Struct && key != "args" && key != "runtimeConfig" {
-				found = append(found, unknownKeys(path+key+".", object[key], f.of)...)
+			if key != "args" && key != "runtimeConfig" {
+				found = append(found, unknownKeys(at, object[key], f.of)...)
 			}
 			continue
 		}
-		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || path == "" && containsFold(commonKeys, key) {
+		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || path == "" && isCommon(key) {
 			continue
 		}
 		var known []string
@@ -90,7 +97,7 @@ func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 		if nearest := strict.Nearest(key, known); nearest != "" {
 			text += "; did you mean " + nearest + "?"
 		}
-		found = append(found, Finding{path + key, text, UnknownKey})
+		found = append(found, Finding{at, text, UnknownKey})
 	}
 	return found
 }
