@@ -152,11 +152,11 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 	rate, burst := l.Rate, l.Burst
 	switch {
 	case rate == 0 && burst > 0 && static:
-		return Limit{}, plugin.KeyErrorf(direction+"Burst", "%sBurst %d: if burst is set, rate must also be set", direction, burst)
+		return Limit{}, plugin.KeyErrorf(direction+"Burst", "%sBurst %d: if burst is set, %[1]sRate must also be set", direction, burst)
 	case static && (rate < minRate || rate > maxRate) && rate != 0:
 		return Limit{}, plugin.KeyErrorf(direction+"Rate", "%sRate %d: want %d-%d bits per second", direction, rate, minRate, uint64(maxRate))
 	case rate > 0 && burst == 0 && static:
-		return Limit{}, plugin.WithHint(plugin.KeyErrorf(direction+"Rate", "%sRate %d: if rate is set, burst must also be set", direction, rate),
+		return Limit{}, plugin.WithHint(plugin.KeyErrorf(direction+"Rate", "%sRate %d: if rate is set, %[1]sBurst must also be set", direction, rate),
 			"a runtime's limit with this rate would get burst %d", Limit{Rate: rate}.bucket(1500, defaultLatency, false).Burst*8)
 	case rate == 0:
 		return Limit{}, nil // runtimes send their burst with or without a rate

@@ -5,7 +5,6 @@ package bridge
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -163,7 +162,7 @@ func (m *ipMasq) UnmarshalJSON(data []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode((*fields)(m)); err != nil {
-		return errors.New("ipMasq: want true, false, or an object of v4, v6 (true or false) and nonMasqueradeCIDRs (a list)")
+		return plugin.KeyErrorf("ipMasq", "ipMasq: want true, false, or an object of v4, v6 (true or false) and nonMasqueradeCIDRs (a list)")
 	}
 	return nil
 }

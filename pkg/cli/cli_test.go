@@ -58,6 +58,10 @@ func TestRevision(t *testing.T) {
 func TestRefusedCommands(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"bad.conflist": `{"name": "a", "plugins": []}`})
 	bad := filepath.Join(dir, "bad.conflist")
+	canary := bad + ": "
+	if os.Geteuid() != 0 {
+		canary = "run it as root"
+	}
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -70,7 +74,7 @@ func TestRefusedCommands(t *testing.T) {
 		"no plugins":        {[]string{"trace", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap"},
 		"no such conflist":  {[]string{"trace", filepath.Join(dir, "none.conflist")}, "no such file"},
 		"trace, no plugin":  {[]string{"trace", bad}, bad + ": "},
-		"canary, no plugin": {[]string{"canary", "--conflist", bad}, map[bool]string{true: bad + ": ", false: "run it as root"}[os.Geteuid() == 0]},
+		"canary, no plugin": {[]string{"canary", "--conflist", bad}, canary},
 		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output" flag: want table`},
 		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output" flag: want table`},
 		"arguments of gc":   {[]string{"gc", "all"}, `"all"`},

@@ -168,7 +168,7 @@ func parseManifests(file string, data []byte) (all []manifest, err error) {
 			}
 			all = append(all, m)
 		}
-		d.Walk(func(v strict.Value, repeated bool) {
+		d.Walk(func(v *strict.Value, repeated bool) {
 			if repeated {
 				r.Fail(v.Place, "duplicate key")
 			}

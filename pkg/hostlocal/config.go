@@ -3,7 +3,10 @@
 package hostlocal
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -64,30 +67,28 @@ func Parse(r *plugin.Request) (Config, error) {
 		return Config{}, err
 	}
 	cfg := Config{Dir: leaseDir(r.Network, raw.IPAM.DataDir), Strict: raw.IPAM.StrictStatus}
+	var errs []error
+	add := func(err error) { errs = append(errs, plugin.WithKey("ipam", err)) }
 	if raw.IPAM.DataDir != "" && !filepath.IsAbs(raw.IPAM.DataDir) {
-		return Config{}, plugin.Errorf(plugin.CodeConfig, "ipam dataDir %q: want an absolute path", raw.IPAM.DataDir)
+		add(plugin.KeyErrorf("dataDir", "ipam dataDir %q: want an absolute path", raw.IPAM.DataDir))
 	}
-	var err error
-	var partial bool
-	if cfg.Sets, partial, err = parseSets(r, raw); err != nil {
-		return Config{}, err
+	sets, partial := parseSets(r, raw, add)
+	cfg.Sets = sets
+	add(checkPerFamily(r.CNIVersion, cfg.Sets))
+	cfg.requests = parseRequests(r, raw, add)
+	cfg.Routes = parseRoutes(raw.IPAM.Routes, add)
+	if raw.IPAM.ResolvConf != "" {
+		dns, err := readResolvConf(raw.IPAM.ResolvConf)
+		add(plugin.WithKey("resolvConf", err))
+		cfg.DNS = dns
 	}
-	if err := checkPerFamily(r.CNIVersion, cfg.Sets); err != nil {
-		return Config{}, err
-	}
-	if cfg.requests, err = parseRequests(r, raw); err != nil {
-		return Config{}, err
-	}
-	if cfg.Routes, err = parseRoutes(raw.IPAM.Routes); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return Config{}, err
 	}
 	if partial {
 		cfg.Routes = slices.DeleteFunc(cfg.Routes, cfg.hasNoAddressFor)
 	}
-	if raw.IPAM.ResolvConf != "" {
-		cfg.DNS, err = readResolvConf(raw.IPAM.ResolvConf)
-	}
-	return cfg, err
+	return cfg, nil
 }
 
 // parseDir returns the lease folder for DEL and GC. parseDir replaces an invalid value in the configuration with the default.
@@ -115,6 +116,11 @@ func (raw rawConfig) rangeLists() [][]rawRange {
 	if raw.IPAM.Subnet != "" {
 		lists = append(lists, []rawRange{raw.IPAM.rawRange})
 	}
+	for i, list := range raw.IPAM.Ranges {
+		for k := range list {
+			list[k].key = fmt.Sprintf("ranges[%d][%d]", i, k)
+		}
+	}
 	return append(lists, raw.IPAM.Ranges...)
 }
 
@@ -124,30 +130,35 @@ func (c Config) hasNoAddressFor(route *types.Route) bool {
 	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })
 }
 
-// parseSets returns the range sets. The result "partial" is true if parseSets omits an address family for which the node has no podCIDR.
-func parseSets(r *plugin.Request, raw rawConfig) (sets []RangeSet, partial bool, err error) {
+// parseSets returns the range sets, or none after an error. The result "partial" is true if parseSets omits an address family for which the
+// node has no podCIDR.
+func parseSets(r *plugin.Request, raw rawConfig, fail func(error)) (sets []RangeSet, partial bool) {
 	lists := raw.rangeLists()
 	if len(lists) == 0 {
-		return nil, false, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"),
-			`give "ranges": [[{"subnet": "10.58.0.0/16"}]]`)
+		fail(plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam: no IP ranges specified"), `give "ranges": [[{"subnet": "10.58.0.0/16"}]]`))
 	}
-	if lists, partial, err = resolvePodCIDRs(r, lists); err != nil {
-		return nil, false, err
-	}
+	lists, partial, err := resolvePodCIDRs(r, lists)
+	fail(err)
 	sets = make([]RangeSet, len(lists))
 	for i, list := range lists {
 		for _, raw := range list {
-			r, err := parseRange(raw)
-			if err == nil {
-				err = r.forPods()
+			r, wrong := parseRange(raw)
+			if wrong == nil {
+				wrong = r.forPods()
 			}
-			if err != nil {
-				return nil, false, err
-			}
+			fail(plugin.WithKey(raw.key, wrong))
+			err = cmp.Or(err, wrong)
 			sets[i] = append(sets[i], r)
 		}
 	}
-	return sets, partial, checkSets(sets)
+	if err == nil {
+		err = checkSets(sets)
+		fail(err)
+	}
+	if err != nil {
+		return nil, false
+	}
+	return sets, partial
 }
 
 // checkPerFamily returns an error if pods get several addresses of one family and the CNI version is older than 0.3.0.
@@ -166,21 +177,20 @@ func checkPerFamily(v string, sets []RangeSet) error {
 	return nil
 }
 
-func parseRequests(r *plugin.Request, raw rawConfig) ([]request, error) {
+func parseRequests(r *plugin.Request, raw rawConfig, fail func(error)) (requests []request) {
 	var fromArgs []string
 	if s := r.Args["IP"]; s != "" {
 		fromArgs = []string{s}
 	}
-	var requests []request
 	for rank, source := range [][]string{raw.RuntimeConfig.IPs, raw.Args.CNI.IPs, fromArgs} {
 		for _, s := range source {
 			bare, _, _ := strings.Cut(s, "/")
 			addr, err := netip.ParseAddr(bare)
 			if err != nil || addr.Zone() != "" {
-				return nil, plugin.Errorf(plugin.CodeConfig, "requested address %q: want an IP address", s)
+				fail(plugin.Errorf(plugin.CodeConfig, "requested address %q: want an IP address", s))
 			}
 			requests = append(requests, request{addr.Unmap(), rank})
 		}
 	}
-	return requests, nil
+	return requests
 }

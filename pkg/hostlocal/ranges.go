@@ -28,18 +28,20 @@ type rawRange struct {
 	RangeStart string `json:"rangeStart"`
 	RangeEnd   string `json:"rangeEnd"`
 	Gateway    string `json:"gateway"`
+
+	key string // of the object in the object "ipam"
 }
 
 func parseRange(raw rawRange) (Range, error) {
 	subnet, err := netip.ParsePrefix(raw.Subnet)
 	if err != nil {
-		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %q: want an address and prefix length such as 10.58.0.0/16", raw.Subnet)
+		return Range{}, plugin.KeyErrorf("subnet", "ipam subnet %q: want an address and prefix length such as 10.58.0.0/16", raw.Subnet)
 	}
 	if subnet != subnet.Masked() {
-		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has host bits set, want %s", subnet, subnet.Masked())
+		return Range{}, plugin.KeyErrorf("subnet", "ipam subnet %s: has host bits set, want %s", subnet, subnet.Masked())
 	}
 	if subnet.Addr().Is4In6() {
-		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: is an IPv4-mapped address", subnet)
+		return Range{}, plugin.KeyErrorf("subnet", "ipam subnet %s: is an IPv4-mapped address", subnet)
 	}
 	r := Range{Subnet: subnet, Start: subnet.Addr(), End: lastUsable(subnet)}
 	if !pointToPoint(subnet) {
@@ -54,7 +56,7 @@ func parseRange(raw rawRange) (Range, error) {
 		}
 	}
 	if r.End.Less(r.Start) {
-		return Range{}, plugin.Errorf(plugin.CodeConfig, "ipam rangeStart %s is after rangeEnd %s", r.Start, r.End)
+		return Range{}, plugin.KeyErrorf("rangeStart", "ipam rangeStart %s is after rangeEnd %s", r.Start, r.End)
 	}
 	return r, nil
 }
@@ -63,11 +65,11 @@ func parseRange(raw rawRange) (Range, error) {
 // the gateway.
 func (r Range) forPods() error {
 	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
-		return plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: has no addresses for pods", r.Subnet)
+		return plugin.KeyErrorf("subnet", "ipam subnet %s: has no addresses for pods", r.Subnet)
 	}
 	if r.Gateway.IsValid() {
 		if err := kernel.ValidGateway(r.Subnet, r.Gateway); err != nil {
-			return plugin.Errorf(plugin.CodeConfig, "ipam gateway %s: %w", r.Gateway, err)
+			return plugin.KeyErrorf("gateway", "ipam gateway %s: %w", r.Gateway, err)
 		}
 	}
 	return nil
@@ -79,14 +81,14 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 	}
 	addr, err := netip.ParseAddr(value)
 	if err != nil || addr.Zone() != "" {
-		return plugin.Errorf(plugin.CodeConfig, "ipam %s %q: want an IP address", key, value)
+		return plugin.KeyErrorf(key, "ipam %s %q: want an IP address", key, value)
 	}
 	addr = addr.Unmap()
 	if addr.Is4() != subnet.Addr().Is4() {
-		return plugin.Errorf(plugin.CodeConfig, "ipam %s %s: want an address of the family of subnet %s", key, addr, subnet)
+		return plugin.KeyErrorf(key, "ipam %s %s: want an address of the family of subnet %s", key, addr, subnet)
 	}
 	if !subnet.Contains(addr) && key != "gateway" {
-		return plugin.Errorf(plugin.CodeConfig, "ipam %s %s: not in subnet %s", key, addr, subnet)
+		return plugin.KeyErrorf(key, "ipam %s %s: not in subnet %s", key, addr, subnet)
 	}
 	*into = addr
 	return nil

@@ -3,10 +3,12 @@
 package hostlocal
 
 import (
+	"fmt"
 	"math"
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -24,23 +26,21 @@ type rawRoute struct {
 	Scope    *int   `json:"scope"`
 }
 
-// parseRoutes returns the routes, or an error if a route is invalid or occurs twice. A gateway may be outside all subnets of the pod,
+// parseRoutes returns the routes. A route that is invalid or occurs twice is an error. A gateway may be outside all subnets of the pod,
 // because another route can make the gateway reachable.
-func parseRoutes(raw []rawRoute) ([]*types.Route, error) {
-	var routes []*types.Route
+func parseRoutes(raw []rawRoute, fail func(error)) (routes []*types.Route) {
 	for i, r := range raw {
 		route, err := parseRoute(r)
-		if err != nil {
-			return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: %w", i, err)
+		k := slices.IndexFunc(routes, func(o *types.Route) bool { return err == nil && reflect.DeepEqual(o, route) })
+		if k >= 0 {
+			err = plugin.Errorf(plugin.CodeConfig, "the route to %s is the same as routes[%d]", r.Dst, k)
 		}
-		for k, other := range routes {
-			if reflect.DeepEqual(other, route) {
-				return nil, plugin.Errorf(plugin.CodeConfig, "ipam routes[%d]: the route to %s is the same as routes[%d]", i, r.Dst, k)
-			}
+		if err != nil {
+			fail(plugin.KeyErrorf(fmt.Sprintf("routes[%d]", i), "ipam routes[%d]: %w", i, err))
 		}
 		routes = append(routes, route)
 	}
-	return routes, nil
+	return routes
 }
 
 func parseRoute(raw rawRoute) (*types.Route, error) {

@@ -76,30 +76,34 @@ func unknownKeys(path string, data []byte, t reflect.Type) (found []Finding) {
 	fields := jsonFields(t)
 	for _, key := range slices.Sorted(maps.Keys(object)) {
 		at := strings.TrimPrefix(path+"."+key, ".")
-		if f, ok := fields[strings.ToLower(key)]; ok {
-			if key != "args" && key != "runtimeConfig" {
-				found = append(found, unknownKeys(at, object[key], f.of)...)
-			}
-			continue
+		switch f, ok := fields[strings.ToLower(key)]; {
+		case !ok:
+			found = append(found, unknownKey(at, key, fields)...)
+		case key != "args" && key != "runtimeConfig":
+			found = append(found, unknownKeys(at, object[key], f.of)...)
 		}
-		if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || path == "" && isCommon(key) {
-			continue
-		}
-		var known []string
-		for _, f := range fields {
-			known = append(known, f.name)
-		}
-		if path == "" {
-			known = append(known, commonKeys...)
-		}
-		slices.Sort(known)
-		text := "unknown key is ignored"
-		if nearest := strict.Nearest(key, known); nearest != "" {
-			text += "; did you mean " + nearest + "?"
-		}
-		found = append(found, Finding{at, text, UnknownKey})
 	}
 	return found
+}
+
+// unknownKey returns the finding for a key that is not in the fields of its object, or nothing if the key may be in any configuration.
+func unknownKey(at, key string, fields map[string]jsonField) []Finding {
+	var known []string
+	for _, f := range fields {
+		known = append(known, f.name)
+	}
+	if at == key {
+		known = append(known, commonKeys...)
+	}
+	slices.Sort(known)
+	if strings.HasPrefix(key, "cni.dev/") || key == DeadKey || at == key && isCommon(key) {
+		return nil
+	}
+	text := "unknown key is ignored"
+	if nearest := strict.Nearest(key, known); nearest != "" {
+		text += "; did you mean " + nearest + "?"
+	}
+	return []Finding{{at, text, UnknownKey}}
 }
 
 // knownCapabilities contains the capabilities of CONVENTIONS.md, containerd and CRI-O.

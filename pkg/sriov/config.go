@@ -5,6 +5,7 @@ package sriov
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -125,12 +126,13 @@ func parseConfig(r *plugin.Request) (requestConfig, error) {
 	if raw.ReportIPs != nil {
 		c.ReportIPs = *raw.ReportIPs
 	}
+	var err error
 	for _, step := range []func(*requestConfig, rawConfig, *plugin.Request) error{parseDevice, parseNames, parseSettings, parseRates,
-		parseLink,
-		parseIPAM, parseAllowed, parseChoices, parseInfo} {
-		if err := step(&c, raw, r); err != nil {
-			return requestConfig{}, err
-		}
+		parseLink, parseMAC, parseIPAM, parseAllowed, parseChoices, parseInfo} {
+		err = errors.Join(err, step(&c, raw, r))
+	}
+	if err != nil {
+		return requestConfig{}, err
 	}
 	return c, nil
 }
@@ -171,7 +173,7 @@ func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 		}
 	}
 	if !c.Device.IsValid() && len(c.Resources) == 0 && r.Verb != "GC" {
-		return plugin.WithHint(plugin.KeyErrorf("resources", "resources: want the resources whose VFs a pod gets"),
+		return plugin.WithHint(plugin.KeyErrorf("resources", "resources: want the resources whose VFs a pod gets, or deviceID"),
 			`such as "resources": ["example.com/fast"], as pods request them; with Multus, deviceID names the VF`)
 	}
 	return nil
@@ -251,13 +253,14 @@ func parseRates(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return nil
 }
 
-func parseLink(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
-	if c.Wanted, err = c.mergeSettings(nil, inConflist); err != nil {
-		return err
+func parseLink(c *requestConfig, _ rawConfig, _ *plugin.Request) (err error) {
+	if c.Wanted, err = c.mergeSettings(nil, inConflist); err == nil && !filepath.IsAbs(c.Kubelet) {
+		err = plugin.KeyErrorf("kubeletDir", "kubeletDir %q: want an absolute path", c.Kubelet)
 	}
-	if !filepath.IsAbs(c.Kubelet) {
-		return plugin.KeyErrorf("kubeletDir", "kubeletDir %q: want an absolute path", c.Kubelet)
-	}
+	return err
+}
+
+func parseMAC(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	sources := []struct{ key, value string }{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"CNI_ARGS MAC", r.Args["MAC"]}, {"mac", raw.MAC}}
 	if isChained(r) {
 		sources[1].value = "" // CNI_ARGS MAC is for the pod's own interface

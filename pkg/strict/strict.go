@@ -85,14 +85,18 @@ func (v Value) String() string {
 	return fmt.Sprintf("%.40s", fmt.Sprint(v.Data))
 }
 
-// Walk calls a function for each value inside v, and reports whether the object has the name of the value already.
-func (v Value) Walk(visit func(v Value, repeated bool)) {
+// Walk calls a function for each value inside v, and reports whether the object has the name of the value already. The function may change
+// the data of the value.
+func (v Value) Walk(visit func(v *Value, repeated bool)) {
+	inner, _ := v.Data.(List)
 	object, _ := v.Data.(Object)
 	seen := map[string]bool{}
-	for _, value := range append(v.Items(), object...) {
-		visit(value, seen[value.Name])
-		seen[value.Name] = object != nil
-		value.Walk(visit)
+	for _, values := range [][]Value{inner, object} {
+		for i, value := range values {
+			visit(&values[i], seen[value.Name])
+			seen[value.Name] = object != nil
+			values[i].Walk(visit)
+		}
 	}
 }
 

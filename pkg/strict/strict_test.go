@@ -17,7 +17,7 @@ func TestPlaces(t *testing.T) {
 	const text = "\n{\"é\": 1, \"list\": [\n  {\"a\": true,\n\t\"a\": null}, \"x\"], \"b c\":{}, \"\\n\": 2, \"d\":[]}\n"
 	root, ok := (&Report{File: "f"}).ParseJSON([]byte(text))
 	var got []string
-	root.Walk(func(v Value, repeated bool) { got = append(got, fmt.Sprint(v.Where(), " = ", v, " ", repeated)) })
+	root.Walk(func(v *Value, repeated bool) { got = append(got, fmt.Sprint(v.Where(), " = ", v, " ", repeated)) })
 	want := []string{`f:2:2: "\u00e9" = 1 false`,
 		"f:2:10: list = a list false", "f:3:3: list[0] = an object false", "f:3:4: list[0].a = true false",
 		"f:4:2: list[0].a = null true", `f:4:14: list[1] = "x" false`, "f:4:20: b c = an object false", `f:4:30: "\n" = 2 false`,
@@ -207,7 +207,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("%q: %+v", text, at)
 			}
 		}
-		root.Walk(func(v Value, _ bool) { check(v.Place) })
+		root.Walk(func(v *Value, _ bool) { check(v.Place) })
 		for _, p := range r.Problems {
 			check(p.Place)
 		}

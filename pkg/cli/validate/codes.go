@@ -3,7 +3,6 @@
 package validate
 
 import (
-	"errors"
 	"strconv"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -35,9 +34,5 @@ const (
 
 // codeOf returns the number of the CNI error that a plugin returned.
 func codeOf(err error) plugin.FindingCode {
-	var coded *plugin.Error
-	if errors.As(err, &coded) {
-		return plugin.FindingCode(strconv.FormatUint(uint64(coded.Code), 10))
-	}
-	return wrongType
+	return plugin.FindingCode(strconv.FormatUint(uint64(plugin.Code(err)), 10))
 }

@@ -29,10 +29,7 @@ type Problem struct {
 
 // String returns the problem in the form file:line:column: key: level: text [code].
 func (p Problem) String() string {
-	level := "warning"
-	if p.Error {
-		level = "error"
-	}
+	level := map[bool]string{true: "error", false: "warning"}[p.Error]
 	return fmt.Sprintf("%s: %s: %s [%s]", p.Where(), level, p.Text, p.Code)
 }
 
@@ -67,7 +64,7 @@ type part struct {
 	line   int // lines of the file before the part
 	total  int // lines of the file
 	key    string
-	multus bool // Multus runs the plugins, and passes the device that a pod was allocated
+	nad    string // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
 	data   []byte
 	source []byte // the whole file
 	root   strict.Value
@@ -158,11 +155,7 @@ func (c *checker) pools(t part) {
 	if config == nil {
 		return
 	}
-	notes := config.Notes
-	for _, r := range config.Resources {
-		notes = append(notes, r.Unserved...)
-	}
-	for _, p := range notes {
+	for _, p := range append(config.Notes, config.Unserved()...) {
 		c.add(t, p.Place, devicePoolEffect, false, "%s", p.Text)
 	}
 	c.sameSelectors(t)
@@ -170,22 +163,14 @@ func (c *checker) pools(t part) {
 
 // sameSelectors reports a resource that gets no device because an earlier resource has the same selectors.
 func (c *checker) sameSelectors(t part) {
-	var config struct {
-		ResourceList []struct {
-			ResourceName, DeviceType string
-			Selectors, Hosts         any
-		}
-	}
-	if json.Unmarshal(t.data, &config) != nil {
-		return
-	}
+	var config struct{ ResourceList []map[string]any }
+	_ = json.Unmarshal(t.data, &config) // pool.Parse has read it
 	for i, r := range config.ResourceList {
 		for k, earlier := range config.ResourceList[:i] {
-			if earlier.DeviceType == r.DeviceType && reflect.DeepEqual(earlier.Selectors, r.Selectors) &&
-				(earlier.Hosts == nil || reflect.DeepEqual(earlier.Hosts, r.Hosts)) {
-				key := fmt.Sprintf("resourceList[%d]", i)
-				c.add(t, t.root.At(key), devicePoolEffect, false, "resource %s gets no device: resource %s (resourceList[%d]) has the same selectors",
-					r.ResourceName, earlier.ResourceName, k)
+			same := func(key string) bool { return reflect.DeepEqual(earlier[key], r[key]) }
+			if same("deviceType") && same("selectors") && (earlier["hosts"] == nil || same("hosts")) {
+				c.add(t, t.root.At(fmt.Sprintf("resourceList[%d]", i)), devicePoolEffect, false,
+					"resource %v gets no device: resource %v (resourceList[%d]) has the same selectors", r["resourceName"], earlier["resourceName"], k)
 				break
 			}
 		}
@@ -207,7 +192,7 @@ func (c *checker) nodeFile(t part) {
 // duplicateKeys returns a finding for each key that an object of a JSON text repeats.
 func duplicateKeys(data []byte) (found []plugin.Finding) {
 	root, _ := (&strict.Report{}).ParseJSON(data)
-	root.Walk(func(v strict.Value, repeated bool) {
+	root.Walk(func(v *strict.Value, repeated bool) {
 		if repeated {
 			found = append(found, plugin.Finding{Key: v.Key, Code: plugin.DuplicateKey,
 				Text: "the object has this key twice, and only the last value counts"})

@@ -85,7 +85,7 @@ func TestNetworkFiles(t *testing.T) {
 		"no type":       {`{"cniVersion": "1.0.0", "name": "a", "plugins": [{}]}`, []string{"f:1:50: plugins[0]: error: type is missing"}},
 		"wrong kind":    {`{"cniVersion": "1.0.0", "name": "a", "plugins": 7}`, []string{"f:1:38: plugins: error: network configuration: plugins is a number: want a list of values [6]"}},
 		"bad value":     {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "mtu": "x"`, 1), []string{`f:5:42: plugins[0].mtu: error: mtu "x": want a number`}},
-		"bad subnet":    {strings.Replace(bridgeNet, "/16", "/33", 1), []string{`f:6:7: plugins[0].ipam: error: ipam subnet "10.7.0.0/33": want`}},
+		"bad subnet":    {strings.Replace(bridgeNet, "/16", "/33", 1), []string{`f:6:51: plugins[0].ipam.ranges[0][0].subnet: error: ipam subnet "10.7.0.0/33": want`}},
 		"wrong type in ipam": {strings.Replace(bridgeNet, `"10.7.0.0/16"`, `7`, 1),
 			[]string{"f:6:38: plugins[0].ipam.ranges.subnet: error: network configuration: ipam.ranges.subnet is a number: want a string"}},
 		"misspelt": {strings.Replace(bridgeNet, `"bridge":`, `"brige":`, 1), []string{"f:5:24: plugins[0].brige: warning: unknown key is ignored; did you mean bridge? [unknown-key]"}},
@@ -96,10 +96,11 @@ func TestNetworkFiles(t *testing.T) {
 		"backend":    {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"portmap","backend":"pf","capabilities":{"portMappings":true}}]}`, []string{`f:1:63: plugins[0].backend: error: backend "pf"`}},
 		"one plugin": {`{"cniVersion":"1.0.0","name":"a","type":"bandwidth","ingressRate":"x","ingressBurst":1}`, []string{"f:1:53: ingressRate: error: "}},
 		"podCIDR":    {strings.Replace(bridgeNet, "10.7.0.0/16", "usePodCidr", 1), nil},
-		"sriov":      {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"sriov"}]}`, []string{"f:1:45: plugins[0].resources: error: resources: want the resources whose VFs a pod gets [7]"}},
-		"node.json":  {`{"podCIDRs": ["10.0.0.0/24"]}`, nil},
-		"bad node":   {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"]}", []string{"f:2:1: podCIDRs: error: podCIDRs"}},
-		"pool":       {`{"resourceList": [{"resourceName": "a b"}]}`, []string{`f:1:20: resourceList[0].resourceName: error: "a b": want letters`}},
+		"sriov": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"sriov","ifName":"x"}]}`,
+			[]string{"f:1:45: plugins[0].resources: error: resources: want the resources whose VFs a pod gets, or deviceID [7]", "f:1:61: plugins[0].ifName"}},
+		"node.json": {`{"podCIDRs": ["10.0.0.0/24"]}`, nil},
+		"bad node":  {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"]}", []string{"f:2:1: podCIDRs: error: podCIDRs"}},
+		"pool":      {`{"resourceList": [{"resourceName": "a b"}]}`, []string{`f:1:20: resourceList[0].resourceName: error: "a b": want letters`}},
 		"same devices": {`{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["p"]}}, {"resourceName": "b", "selectors": {"pfNames": ["p"]}}]}`,
 			[]string{"f:1:75: resourceList[1]: warning: resource b gets no device: resource a (resourceList[0]) has the same selectors [device-pool-effect]"}},
 		"other nodes": {`{"resourceList": [{"resourceName": "a", "hosts": ["x"]}, {"resourceName": "b", "hosts": ["y"]}]}`,
@@ -113,6 +114,28 @@ func TestNetworkFiles(t *testing.T) {
 		if !prefixes(got, c.want) {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
+	}
+}
+
+// TestEachFault checks that no error of a plugin hides another, and that none of them is a consequence of another.
+func TestEachFault(t *testing.T) {
+	const data = "{\"cniVersion\":\"1.0.0\",\"name\":\"a\",\"plugins\":[\n" +
+		`{"type":"bridge","isGateway":"x","mtu":1,"bridge":"a/b","ipMasq":5,"antiSpoof":true,"vlan":5000,"dns":{"search":3},` + "\n" +
+		`"ipam":{"type":"host-local","dataDir":"x","ranges":[[{"subnet":"10.7.0.0/33"}],[{"subnet":"10.8.0.0/16","rangeStart":"1","gateway":"2"}]],"routes":[{"dst":"3"},{"dst":"4"}]}},` + "\n" +
+		`{"type":"portmap","capabilities":{"portMappings":true},"backend":"x","markMasqBit":99,"snat":1},` + "\n" +
+		`{"type":"bandwidth","ingressRate":"x","ingressBurst":9,"latency":"1","egressRate":1,"egressBurst":9},` + "\n" +
+		`{"type":"sriov","deviceID":"x","ifName":"y","vlan":5000,"vlanQoS":3,"mac":"z"},{"type":"tuning","mtu":"x"}]}`
+	want := []string{"f:2:57: plugins[0].ipMasq: error", "f:2:104: plugins[0].dns.search: error", "f:2:18: plugins[0].isGateway: error",
+		"f:2:34: plugins[0].mtu: error", "f:2:42: plugins[0].bridge: error", "f:2:85: plugins[0].vlan: error",
+		"f:3:29: plugins[0].ipam.dataDir: error", "f:3:55: plugins[0].ipam.ranges[0][0].subnet: error",
+		"f:3:105: plugins[0].ipam.ranges[1][0].rangeStart: error", "f:3:149: plugins[0].ipam.routes[0]: error",
+		"f:3:161: plugins[0].ipam.routes[1]: error", "f:3:122: plugins[0].ipam.ranges[1][0].gateway: error",
+		"f:4:87: plugins[1].snat: error", "f:4:56: plugins[1].backend: error", "f:4:70: plugins[1].markMasqBit: error",
+		"f:5:56: plugins[2].latency: error", "f:5:21: plugins[2].ingressRate: error", "f:5:70: plugins[2].egressRate: error",
+		"f:6:17: plugins[3].deviceID: error", "f:6:32: plugins[3].ifName: error",
+		"f:6:45: plugins[3].vlan: error", "f:6:69: plugins[3].mac: error"}
+	if got := lines(File{"f", []byte(data)}); !prefixes(got, want) {
+		t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -152,7 +175,7 @@ func TestManifests(t *testing.T) {
 			"kubernetes.io/egress-bandwidth?",
 		"f:15:7: Pod web: spec.containers[0].ports[1].hostPort: error: port 8080/TCP is taken in line 13 already [host-port-taken]",
 		"f:25:7: NetworkAttachmentDefinition net: spec.config: isGatway: warning: unknown key is ignored",
-		`f:26:7: NetworkAttachmentDefinition net: spec.config: ipam: error: ipam subnet "10.0.0.0/33"`,
+		`f:27:22: NetworkAttachmentDefinition net: spec.config: ipam.ranges[0][0].subnet: error: ipam subnet "10.0.0.0/33"`,
 		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
 		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
 		"f:49:8: ConfigMap vfs: data.config.json: resourceList[0].resourceName: error: ",
@@ -165,6 +188,13 @@ func TestManifests(t *testing.T) {
 		"kind: Service\n": "f:1:1: warning: there is nothing here that Podlace reads",
 		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
 		"kind: ResourceClaim": "f:1:1: warning: 'podlace validate' does not check claims, claim templates and device classes: use 'podlace sriov check-claim'",
+		"kind: Pod\nspec: {containers: [{ports: [{hostPort: '80'}]}]}": `f:2:31: Pod: spec.containers[0].ports[0].hostPort: error: "80": want a number`,
+		"kind: Pod\nmetadata: {labels: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {}": "f:2:21: Pod: metadata.labels.kubernetes.io/ingress-bandwidth: " +
+			"warning: no program reads this label: write it as an annotation [unknown-annotation]",
+		"kind: Pod\nspec: {x: [{a: 1, b: 2, a: 3}]}":                     "f:2:25: spec.x[0].a: error: the object has this key twice",
+		`{"kind": "Pod", "apiVersion": "v1", "spec": {}, "kind": "Pod"}`: "f:1:49: kind: error: the object has this key twice: kubectl refuses it [duplicate-key]",
+		"kind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec: {config: '{\"cniVersion\": \"1.0.0\", \"plugins\": [{\"type\": \"bridge\", \"brige\": 1}]}'}": "f:3:72: NetworkAttachmentDefinition a: " +
+			"spec.config: plugins[0].brige: warning: unknown key",
 		"kind: Pod":           "f:1:1: Pod: spec: error: spec is missing",
 		"just a text\n":       "f:1:1: warning: there is nothing here",
 		"a: 1\n\nb: {\n\n]\n": "f:4:1: error: yaml: did not find expected node content",
@@ -251,7 +281,7 @@ func TestAliases(t *testing.T) {
 		"kind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/ingress-bandwidth: *rate}}\nspec: *pod\n"
 	const merged = "base: &base {hostNetwork: true, containers: []}\nkind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/egress-bandwidth: 1M}}\n" +
 		"spec: {<<: *base, containers: [{ports: [{hostPort: 70000}]}]}\n"
-	if got := lines(File{"f", []byte(merged)}); len(got) != 2 || !strings.Contains(got[0], "70000") || !strings.Contains(got[1], "the pod has hostNetwork") {
+	if got := lines(File{"f", []byte(merged)}); len(got) != 2 || !strings.Contains(got[0], "the pod has hostNetwork") || !strings.Contains(got[1], "70000") {
 		t.Errorf("merged: %q", got)
 	}
 	got := strings.Join(lines(File{"f", []byte(pod)}), "\n")

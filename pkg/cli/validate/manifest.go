@@ -5,6 +5,7 @@ package validate
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
 )
 
@@ -22,6 +24,11 @@ func (c *checker) manifests(t part) {
 	c.claims = false
 	for _, d := range documents {
 		known += c.object(t, d)
+		d.Walk(func(v *strict.Value, repeated bool) {
+			if repeated {
+				c.add(t, v.Place, plugin.DuplicateKey, true, "the object has this key twice: kubectl refuses it")
+			}
+		})
 	}
 	var wrong strict.Problems
 	switch {
@@ -65,7 +72,7 @@ func (c *checker) object(t part, o strict.Value) (known int) {
 	switch kind {
 	case "NetworkAttachmentDefinition":
 		if config := o.Get("spec", "config"); config.Data != nil {
-			t.multus = true
+			t.nad = cmp.Or(o.Get("metadata", "name").Text(), "name")
 			c.json(t.inside(config, "spec.config"))
 		}
 		return 1
@@ -92,7 +99,7 @@ func (c *checker) configMap(t part, o strict.Value) (known int) {
 // The method inside() returns a part with the text of a YAML value. The text of a block scalar starts on the line after its key, where
 // inside() finds its first line.
 func (t part) inside(value strict.Value, key string) part {
-	inner := part{file: t.file, line: t.line + value.Line - 1, total: t.total, key: t.key + ": " + key, multus: t.multus,
+	inner := part{file: t.file, line: t.line + value.Line - 1, total: t.total, key: t.key + ": " + key, nad: t.nad,
 		data: []byte(value.Text()), source: t.source}
 	first := bytes.TrimSpace(lineOf(inner.data, 1))
 	for after := range 3 {
@@ -106,33 +113,31 @@ func (t part) inside(value strict.Value, key string) part {
 
 // The method pod() checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
 func (c *checker) pod(t part, object, pod strict.Value) {
+	spec := pod.Get("spec")
 	annotations, _ := pod.Get("metadata", "annotations").Data.(strict.Object)
 	for _, a := range annotations {
-		c.annotation(t, a)
+		c.annotation(t, a, spec.Get("hostNetwork").Data == true)
 	}
-	spec := pod.Get("spec")
+	for _, key := range limitKeys {
+		if label := pod.Get("metadata", "labels", key); label.Data != nil {
+			c.add(t, placed(label, "metadata.labels."+key), unknownAnnotation, false, "no program reads this label: write it as an annotation")
+		}
+	}
 	if spec.Data == nil {
 		c.add(t, placed(object, "spec"), noSpec, true, "spec is missing")
 		return
 	}
 	c.hostPorts(t, spec)
-	for _, a := range annotations {
-		if spec.Get("hostNetwork").Data == true && slices.Contains(limitKeys(), a.Name) {
-			c.add(t, placed(a, "metadata.annotations."+a.Name), limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
-		}
-	}
 }
 
 // limitKeys contains the annotations that define the bandwidth limits of a pod.
-func limitKeys() []string {
-	return []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
-}
+var limitKeys = []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
 
-func (c *checker) annotation(t part, a strict.Value) {
+func (c *checker) annotation(t part, a strict.Value, hostNetwork bool) {
 	at := placed(a, "metadata.annotations."+a.Name)
-	if !slices.Contains(limitKeys(), a.Name) {
+	if !slices.Contains(limitKeys, a.Name) {
 		prefix, _, _ := strings.Cut(a.Name, "/")
-		if near := strict.Nearest(a.Name, limitKeys()); near != "" && prefix != "k8s.v1.cni.cncf.io" {
+		if near := strict.Nearest(a.Name, limitKeys); near != "" && prefix != "k8s.v1.cni.cncf.io" {
 			c.add(t, at, unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
 		}
 		return
@@ -141,16 +146,15 @@ func (c *checker) annotation(t part, a strict.Value) {
 		c.add(t, at, wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", a.Text())
 	}
 	if _, err := bandwidth.ParseRate(a.Text()); err != nil || a.Text() == "none" {
-		c.add(t, at, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", a.Text(), unitHint(a.Text()))
+		hint := "" // users of tc(8) may expect that m means mega
+		if number, ok := strings.CutSuffix(a.Text(), "m"); ok {
+			hint = fmt.Sprintf("; m means a thousandth: did you mean %sM?", number)
+		}
+		c.add(t, at, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", a.Text(), hint)
 	}
-}
-
-// unitHint returns a hint about the suffix m, because users of tc(8) may expect that m means mega.
-func unitHint(rate string) string {
-	if strings.HasSuffix(rate, "m") {
-		return fmt.Sprintf("; m means a thousandth: did you mean %sM?", strings.TrimSuffix(rate, "m"))
+	if hostNetwork {
+		c.add(t, at, limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
 	}
-	return ""
 }
 
 // hostPorts reports an error if two containers use the same port of the node. The API server does not report this conflict.
@@ -176,7 +180,9 @@ func (c *checker) hostPort(t part, port strict.Value, key string) string {
 	if host == "" || host == "0" {
 		return ""
 	}
-	if n, err := strconv.Atoi(host); err != nil || n < 1 || n > 65535 {
+	if _, ok := port.Get("hostPort").Data.(json.Number); !ok {
+		c.add(t, placed(port.Get("hostPort"), key), wrongType, true, "%s: want a number: the API server refuses the pod", port.Get("hostPort"))
+	} else if n, err := strconv.Atoi(host); err != nil || n < 1 || n > 65535 {
 		c.add(t, placed(port.Get("hostPort"), key), hostPort, true, "%s: want 1 to 65535", host)
 	}
 	id := host + "/" + cmp.Or(port.Get("protocol").Text(), "TCP")

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -29,6 +31,7 @@ import (
 type network struct {
 	part
 	name    string
+	version string
 	kinds   []string // of its plugins so far
 	subnets []subnet
 }
@@ -46,7 +49,7 @@ func (t part) subnetsOf(path string, p plugin.Part, podCIDRs []netip.Prefix, par
 	ranges := slices.Concat(parsed.Sets...)
 	for _, prefix := range hostlocal.Subnets(p.Config, podCIDRs) {
 		s := subnet{Prefix: prefix, at: t.root.At(strings.Trim(path+".ipam", "."))}
-		t.root.Walk(func(v strict.Value, _ bool) {
+		t.root.Walk(func(v *strict.Value, _ bool) {
 			if v.Name == "subnet" && v.Data == prefix.String() && strings.HasPrefix(v.Key, s.at.Key) {
 				s.at = v.Place
 			}
@@ -82,7 +85,10 @@ func (c *checker) network(t part) {
 		c.add(t, t.root.At(plugin.KeyOf(err)), codeOf(err), true, "%v", err)
 		return
 	}
-	before := len(c.problems)
+	data, before := t.data, len(c.problems)
+	if t.nad != "" && list.Name == "" {
+		list.Name, data = t.nad, ipam.WithKey(data, "name", json.RawMessage(strconv.Quote(t.nad)))
+	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
 		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'",
 			strings.TrimSuffix(err.Msg, ":"))
@@ -97,25 +103,25 @@ func (c *checker) network(t part) {
 	for _, f := range Config(t.data, c.node) {
 		c.add(t, t.root.At(f.Key), f.Code, false, "%s", f.Text)
 	}
-	n := network{part: t, name: list.Name}
+	n := network{part: t, name: list.Name, version: list.CNIVersion}
 	if list.Type != "" {
-		c.entry(&n, "", list.CNIVersion, t.data)
+		c.entry(&n, "", t.data)
 	}
 	for i, config := range list.Plugins {
-		c.entry(&n, fmt.Sprintf("plugins[%d]", i), list.CNIVersion, config)
+		c.entry(&n, fmt.Sprintf("plugins[%d]", i), config)
 	}
 	c.networks = append(c.networks, n)
 	if slices.ContainsFunc(c.problems[before:], func(p Problem) bool { return p.Error }) || len(list.Plugins) == 0 {
 		return
 	}
-	if _, err := libcni.NetworkConfFromBytes(t.data); err != nil {
+	if _, err := libcni.NetworkConfFromBytes(data); err != nil {
 		err = plugin.Errorf(plugin.CodeDecode, "runtimes refuse the configuration: %w", err)
 		c.add(t, t.root.At("plugins"), codeOf(err), true, "%v", err)
 	}
 }
 
 // The method entry() checks each plugin of an entry of a conflist as its ADD would.
-func (c *checker) entry(n *network, path, version string, config []byte) {
+func (c *checker) entry(n *network, path string, config []byte) {
 	kind := plugin.Kind(ipam.Type(config))
 	if kind == "" {
 		c.add(n.part, n.root.At(path), noPlugin, true, "type is missing")
@@ -124,10 +130,10 @@ func (c *checker) entry(n *network, path, version string, config []byte) {
 	c.misspelt(n, path+".type", ipam.Type(config))
 	c.misspelt(n, path+".ipam.type", ipam.Type(ipam.Object(config)))
 	if slices.Contains(plugin.Kinds(), kind) {
-		c.refused(n, path, plugin.Part{Config: config}, plugin.CheckLogging(config))
+		c.refused(n, path, plugin.Part{Config: config}, func(r *plugin.Request) error { return plugin.CheckLogging(r.Config) })
 		if kind == plugin.PodType {
-			_, err := plugin.Split(config)
-			c.refused(n, path, plugin.Part{Config: config}, err)
+			split := func(r *plugin.Request) ([]plugin.Part, error) { return plugin.Split(r.Config) }
+			c.refused(n, path, plugin.Part{Config: config}, errorOf(split))
 		}
 	}
 	for _, p := range plugin.Parts(config) {
@@ -135,42 +141,86 @@ func (c *checker) entry(n *network, path, version string, config []byte) {
 			c.add(n.part, n.root.At(path), pluginTwice, true, "another entry of this network runs %s already, and both would write the same record", p.Kind)
 		}
 		n.kinds = append(n.kinds, p.Kind)
-		c.plugin(n, path, version, p)
+		c.plugin(n, path, p)
 	}
 }
 
-func (c *checker) plugin(n *network, path, declared string, p plugin.Part) {
-	if p.Kind == "sriov" && n.multus {
-		p.Config = withDeviceID(p.Config)
+func (c *checker) plugin(n *network, path string, p plugin.Part) {
+	var device struct{ DeviceID *string }
+	if p.Kind == "sriov" && n.nad != "" && json.Unmarshal(p.Config, &device) == nil && device.DeviceID == nil {
+		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`))
 	}
-	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: declared,
-		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
-	c.refused(n, path, p, parse(r, p.Kind))
+	if parse := parsers()[p.Kind]; parse != nil {
+		c.refused(n, path, p, parse)
+	}
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
-		parsed, err := hostlocal.Parse(r)
+		parsed, _ := hostlocal.Parse(n.request(p))
 		n.subnets = append(n.subnets, n.subnetsOf(path, p, c.node.PodCIDRs, parsed)...)
-		if plugin.KeyOf(err) == "" {
-			err = plugin.WithKey("ipam", err)
-		}
-		if !hostlocal.NoPodCIDR(err) {
-			c.refused(n, path, p, err)
-		}
+		c.refused(n, path, p, errorOf(hostlocal.Parse))
 	}
-	if p.Kind == "bandwidth" && slices.Contains(version.All.SupportedVersions(), declared) {
-		if err := bandwidth.Plugin().CheckVersion(r.Verb, declared); err != nil {
+	if p.Kind == "bandwidth" && slices.Contains(version.All.SupportedVersions(), n.version) {
+		if err := bandwidth.Plugin().CheckVersion("ADD", n.version); err != nil {
 			c.add(n.part, n.root.At("cniVersion"), cniVersion, true, "bandwidth: %v", err)
 		}
 	}
 }
 
-// refused() reports the errors of a plugin at the keys that they carry.
-func (c *checker) refused(n *network, path string, p plugin.Part, errs ...error) {
-	for _, err := range errs {
-		if err != nil {
-			key := strings.Trim(path+"."+p.Key(plugin.KeyOf(err)), ".")
-			c.add(n.part, n.root.At(key), codeOf(err), true, "%v", err)
+// parsers contains the parsers of the plugins' configurations. The plugins of other projects have none.
+func parsers() map[string]func(*plugin.Request) error {
+	return map[string]func(*plugin.Request) error{"bridge": errorOf(bridge.Parse), "portmap": errorOf(portmap.Parse),
+		"bandwidth": errorOf(bandwidth.Parse), "sriov": sriov.Check}
+}
+
+func errorOf[T any](parse func(*plugin.Request) (T, error)) func(*plugin.Request) error {
+	return func(r *plugin.Request) error {
+		_, err := parse(r)
+		return err
+	}
+}
+
+// request returns the ADD of a plugin.
+func (n *network) request(p plugin.Part) *plugin.Request {
+	return &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: n.version,
+		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
+}
+
+// refused() reports the errors of a parser at the keys that they carry. It parses again without the refused values, because one error can
+// hide others. A later error that names a refused value is a consequence.
+func (c *checker) refused(n *network, path string, p plugin.Part, parse func(*plugin.Request) error) {
+	r, said := n.request(p), map[string]bool{}
+	root, _ := (&strict.Report{}).ParseJSON(p.Config)
+	var refused []string // names of values
+	for before := -1; before < len(refused); r.Config, _ = json.Marshal(root) {
+		before = len(refused)
+		for _, err := range joined(parse(r)) {
+			key, text := plugin.KeyOf(err), err.Error()
+			named := func(value string) bool { return regexp.MustCompile(`\b` + value + `\b`).MatchString(text) }
+			if !said[key+text] && !slices.ContainsFunc(refused[:before], named) && !hostlocal.NoPodCIDR(err) {
+				c.add(n.part, n.root.At(strings.Trim(path+"."+p.Key(key), ".")), codeOf(err), true, "%s", text)
+			}
+			said[key+text] = true
+			root.Walk(func(v *strict.Value, _ bool) {
+				plain := listIndex.ReplaceAllString(v.Key, "") // as in errors of encoding/json
+				if v.Data != nil && (strings.EqualFold(v.Key, key) || strings.EqualFold(plain, key)) {
+					v.Data, refused = nil, append(refused, plain[strings.LastIndex(plain, ".")+1:])
+				}
+			})
 		}
 	}
+}
+
+var listIndex = regexp.MustCompile(`\[\d+\]`)
+
+// joined returns the errors that errors.Join has joined.
+func joined(err error) (all []error) {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range list.Unwrap() {
+			all = append(all, joined(err)...)
+		}
+	} else if err != nil {
+		all = []error{err}
+	}
+	return all
 }
 
 // misspelt() reports a type that resembles a plugin of Podlace. The type may also belong to a plugin of another project, so the finding is
@@ -181,38 +231,6 @@ func (c *checker) misspelt(n *network, path, name string) {
 	if near != "" && near != kind {
 		c.add(n.part, n.root.At(path), misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", name, near)
 	}
-}
-
-// withDeviceID adds a device to a plugin's configuration in a NetworkAttachmentDefinition, as Multus does.
-func withDeviceID(config []byte) []byte {
-	var keys map[string]any
-	if json.Unmarshal(config, &keys) != nil || keys["deviceID"] != nil {
-		return config
-	}
-	keys["deviceID"] = "0000:00:00.0"
-	more, err := json.Marshal(keys)
-	if err != nil {
-		return config
-	}
-	return more
-}
-
-// The function parse() parses the configuration of a Podlace plugin. For plugins of other projects, parse() returns nil.
-func parse(r *plugin.Request, kind string) (err error) {
-	switch kind {
-	case "bridge":
-		_, err = bridge.Parse(r)
-	case "portmap":
-		_, err = portmap.Parse(r)
-	case "bandwidth":
-		_, err = bandwidth.Parse(r)
-	case "sriov":
-		err = sriov.Check(r)
-	case "loopback":
-	default:
-		return nil
-	}
-	return err
 }
 
 // The method clashes() reports networks that have the same name, and networks that have the same subnet on different bridges.

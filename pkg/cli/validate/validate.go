@@ -111,15 +111,12 @@ func ofPlugin(p plugin.Part, node Node) (found []plugin.Finding) {
 		pods = hostlocal.Subnets(p.Config, node.PodCIDRs)
 		found = hostlocal.Findings(p.Config)
 	}
-	switch p.Kind { // the IPAM plugin's own findings
-	case "bridge":
+	others := map[string]func([]byte) []plugin.Finding{"portmap": portmap.Findings, "bandwidth": bandwidth.Findings, "sriov": sriov.Findings}
+	switch of := others[p.Kind]; {
+	case p.Kind == "bridge":
 		return append(bridge.Findings(p.Config, pods, node.Subnets), found...)
-	case "portmap":
-		return append(portmap.Findings(p.Config), found...)
-	case "bandwidth":
-		return append(bandwidth.Findings(p.Config), found...)
-	case "sriov":
-		return append(sriov.Findings(p.Config), found...)
+	case of != nil:
+		return append(of(p.Config), found...)
 	}
 	return append(plugin.Capabilities(p.Config, "", ""), found...)
 }
