@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/cli/validate"
@@ -18,28 +17,27 @@ import (
 // claimAPI is the only version of resource.k8s.io that check-claim supports.
 const claimAPI = "resource.k8s.io/v1"
 
-// A manifest is a Kubernetes object. The type manifest has only the fields that decide which VFs a pod gets, and which settings the VFs
-// get. Only the API server validates the other fields of the object.
+// A manifest is a Kubernetes object, or a part of it.
 type manifest struct {
-	APIVersion string          `json:"apiVersion"`
-	Kind       string          `json:"kind"`
-	Metadata   metadata        `json:"metadata"`
-	Spec       json.RawMessage `json:"spec"`
-	root       strict.Value
+	root strict.Value
+	part string // such as ", container web"
 }
 
-type metadata struct {
-	Name      string `json:"name"`
-	Namespace string `json:"namespace"`
+func (m manifest) kind() string { return m.root.Get("kind").Text() }
+
+func (m manifest) name() string { return m.root.Get("metadata", "name").Text() }
+
+func (m manifest) namespace() string {
+	return cmp.Or(m.root.Get("metadata", "namespace").Text(), "default")
 }
 
 // String returns the file name, followed by the kind and name of the object as kubectl prints them.
 func (m manifest) String() string {
-	name := m.Metadata.Name
-	if m.Kind != kindClass {
+	name := m.name()
+	if m.kind() != kindClass {
 		name = m.namespace() + "/" + name
 	}
-	return fmt.Sprintf("%s: %s %s", m.root.File, m.Kind, name)
+	return fmt.Sprintf("%s: %s %s%s", m.root.File, m.kind(), name, m.part)
 }
 
 // at() returns the position of a key, in the form file:line:column: kind and name: key.
@@ -49,8 +47,6 @@ func (m manifest) at(key string) string {
 	return at.Where()
 }
 
-func (m manifest) namespace() string { return cmp.Or(m.Metadata.Namespace, "default") }
-
 // The following constants are the kinds of Kubernetes objects that check-claim reads.
 const (
 	kindClaim    = "ResourceClaim"
@@ -59,11 +55,18 @@ const (
 	kindPod      = "Pod"
 )
 
-// classSpec is the specification of a DeviceClass.
+// classSpec is the specification of a DeviceClass. The types of specifications have all keys of the API, because checkKeys reports others;
+// the API server alone checks the content of raw messages.
 type classSpec struct {
 	Selectors            []celSelector `json:"selectors"`
-	Config               []configEntry `json:"config"`
+	Config               []classConfig `json:"config"`
 	ExtendedResourceName string        `json:"extendedResourceName"`
+}
+
+// templateSpec is the specification of a ResourceClaimTemplate.
+type templateSpec struct {
+	Metadata json.RawMessage `json:"metadata"`
+	Spec     claimSpec       `json:"spec"`
 }
 
 // claimSpec is the specification of a ResourceClaim.
@@ -82,23 +85,34 @@ type claimConstraint struct {
 }
 
 type claimRequest struct {
-	Name           string       `json:"name"`
-	Exactly        *subRequest  `json:"exactly"`
-	FirstAvailable []subRequest `json:"firstAvailable"`
+	Name           string        `json:"name"`
+	Exactly        *exactRequest `json:"exactly"`
+	FirstAvailable []subRequest  `json:"firstAvailable"`
+}
+
+type exactRequest struct {
+	deviceRequest
+	AdminAccess bool `json:"adminAccess"`
 }
 
 type subRequest struct {
-	Name        string             `json:"name"`
+	Name string `json:"name"`
+	deviceRequest
+}
+
+type deviceRequest struct {
 	Class       string             `json:"deviceClassName"`
 	Selectors   []celSelector      `json:"selectors"`
 	Mode        string             `json:"allocationMode"`
 	Count       int                `json:"count"`
-	AdminAccess bool               `json:"adminAccess"`
+	Tolerations json.RawMessage    `json:"tolerations"`
+	Capacity    json.RawMessage    `json:"capacity"`
 	Derived     []derivedAttribute `json:"derivedAttributes"`
 }
 
 type derivedAttribute struct {
-	Name string `json:"name"`
+	Name       string `json:"name"`
+	Expression string `json:"expression"`
 }
 
 type celSelector struct {
@@ -107,16 +121,18 @@ type celSelector struct {
 	} `json:"cel"`
 }
 
-// configEntry is an entry of the list devices.config in a claim, or of the list config in a class. An entry in a class has no list of
-// requests.
-type configEntry struct {
-	Requests []string `json:"requests"`
-	Opaque   *opaque  `json:"opaque"`
+// classConfig is an entry of the list config in a class.
+type classConfig struct {
+	Opaque *struct {
+		Driver     string          `json:"driver"`
+		Parameters json.RawMessage `json:"parameters"`
+	} `json:"opaque"`
 }
 
-type opaque struct {
-	Driver     string          `json:"driver"`
-	Parameters json.RawMessage `json:"parameters"`
+// configEntry is an entry of the list devices.config in a claim.
+type configEntry struct {
+	Requests []string `json:"requests"`
+	classConfig
 }
 
 // podSpec is the specification of a Pod.
@@ -140,76 +156,46 @@ type podContainer struct {
 }
 
 // readManifests reads the manifests of a file, of all files in a folder, or of standard input.
-func readManifests(stdin io.Reader, name string) (all []manifest, err error) {
+func (c *checker) readManifests(stdin io.Reader, name string) (all []manifest, err error) {
 	files, err := readFiles(stdin, name)
 	for _, f := range files {
-		objects, wrong := parseManifests(f.Name, f.Data)
-		all, err = append(all, objects...), errors.Join(err, wrong)
+		all = append(all, c.parseManifests(f.Name, f.Data)...)
 	}
 	return all, err
 }
 
-// parseManifests returns all objects in a YAML or JSON text, with the items of lists. A repeated key is an error, as for an API server.
-func parseManifests(file string, data []byte) (all []manifest, err error) {
+// parseManifests returns all objects in a YAML or JSON text, with the items of lists. A repeated key is a problem, as for an API server.
+func (c *checker) parseManifests(file string, data []byte) (all []manifest) {
 	documents, err := validate.Documents(file, data)
-	r := strict.Report{}
 	for _, d := range documents {
-		if d.Data == nil {
-			continue
-		}
 		for _, object := range append(d.Get("items").Items(), d) {
-			m := manifest{root: object}
-			text, err := json.Marshal(object)
-			if err == nil {
-				err = json.Unmarshal(text, &m)
-			}
-			if err != nil {
-				r.Fail(object.Place, "%v", err)
-			}
-			all = append(all, m)
+			all = append(all, manifest{root: object})
 		}
 		d.Walk(func(v *strict.Value, repeated bool) {
 			if repeated {
-				r.Fail(v.Place, "duplicate key")
+				c.fail("%s: duplicate key", v.Where())
 			}
 		})
 	}
-	return all, cmp.Or(err, r.Err())
+	var problems strict.Problems
+	errors.As(err, &problems)
+	for _, p := range problems {
+		c.fail("%v", p)
+	}
+	return all
 }
 
-// decode() decodes the specification of an object into a Go value.
-func (m manifest) decode(to any) error {
-	if m.APIVersion != claimAPI {
-		return fmt.Errorf("%s: %q: want %s", m.at("apiVersion"), m.APIVersion, claimAPI)
+// decodeSpec decodes the specification of an object into a Go value. It reports false if the object has none.
+func (c *checker) decodeSpec(m manifest, to any) bool {
+	spec := m.root.Get("spec")
+	switch version := m.root.Get("apiVersion").Text(); {
+	case version != claimAPI:
+		c.fail("%s: %q: want %s", m.at("apiVersion"), version, claimAPI)
+		return false
+	case spec.Data == nil:
+		c.fail("%s is missing", m.at("spec"))
+		return false
 	}
-	if len(m.Spec) == 0 {
-		return fmt.Errorf("%s is missing", m.at("spec"))
-	}
-	if err := json.Unmarshal(m.Spec, to); err != nil {
-		return fmt.Errorf("%s: %w", m.at("spec"), err)
-	}
-	return nil
-}
-
-// podSpec decodes the specification of a pod, or of the pod template at a path of another object. An object without a pod template may
-// belong to another API group that has a kind of the same name. For such an object, podSpec returns a specification without claims.
-func (m manifest) podSpec(template []string) (spec podSpec, err error) {
-	raw := m.Spec
-	for _, key := range append(slices.Clone(template), "spec")[1:] {
-		var object map[string]json.RawMessage
-		if json.Unmarshal(raw, &object) != nil {
-			return spec, nil
-		}
-		raw = object[key]
-	}
-	switch {
-	case len(raw) == 0 && m.Kind == kindPod:
-		return spec, fmt.Errorf("%s is missing", m.at("spec"))
-	case len(raw) == 0:
-		return spec, nil
-	}
-	if err := json.Unmarshal(raw, &spec); err != nil {
-		return spec, fmt.Errorf("%s: %w", m.at(strings.Join(append(slices.Clone(template), "spec"), ".")), err)
-	}
-	return spec, nil
+	c.decode(m, spec, to, true)
+	return true
 }

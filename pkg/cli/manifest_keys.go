@@ -3,75 +3,119 @@
 package cli
 
 import (
+	"encoding/json"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// apiKeys contains the keys of an object in the API resource.k8s.io/v1. If the value of a key is nil, the keys below it are not checked.
-type apiKeys map[string]apiKeys
-
-// specKeys returns the keys in the specification of each kind of object that check-claim reads.
-func specKeys() map[string]apiKeys {
-	selectors := apiKeys{"cel": {"expression": nil}}
-	opaque := apiKeys{"driver": nil, "parameters": nil}
-	sub := apiKeys{"name": nil, "deviceClassName": nil, "selectors": selectors, "allocationMode": nil, "count": nil, "tolerations": nil,
-		"capacity": nil, "derivedAttributes": nil}
-	exactly := maps.Clone(sub)
-	delete(exactly, "name")
-	exactly["adminAccess"] = nil
-	claim := apiKeys{"devices": {
-		"requests":    {"name": nil, "exactly": exactly, "firstAvailable": sub},
-		"constraints": {"requests": nil, "matchAttribute": nil, "distinctAttribute": nil},
-		"config":      {"requests": nil, "opaque": opaque},
-	}}
-	return map[string]apiKeys{kindClaim: claim, kindTemplate: {"metadata": nil, "spec": claim},
-		kindClass: {"selectors": selectors, "config": {"opaque": opaque}, "extendedResourceName": nil}}
-}
-
-// checkKeys reports the unknown keys in the specification of an object. For an unknown key that does not resemble a known key, checkKeys
-// only prints a notice, because a newer version of Kubernetes may know the key.
-func (c *checker) checkKeys(m manifest) {
-	all := specKeys()[m.Kind]
-	c.walkKeys(m, m.root.Get("spec"), all, all)
-}
-
-func (c *checker) walkKeys(m manifest, v strict.Value, known, all apiKeys) {
-	for _, item := range v.Items() {
-		c.walkKeys(m, item, known, all)
+// decode decodes a value of an object into a Go value, without the parts that have another type, which it reports. If the Go value has all
+// keys, it also reports unknown ones.
+func (c *checker) decode(m manifest, v strict.Value, to any, allKeys bool) {
+	w := keyChecker{checker: c, manifest: m}
+	if allKeys {
+		w.all = reflect.TypeOf(to)
 	}
-	object, _ := v.Data.(strict.Object)
-	for _, member := range object {
-		below, ok := known[member.Name]
-		if ok {
-			if below != nil {
-				c.walkKeys(m, member, below, all)
+	w.check(&v, reflect.TypeOf(to))
+	text, err := json.Marshal(v)
+	if err == nil {
+		err = json.Unmarshal(text, to)
+	}
+	if err != nil {
+		c.fail("%s: %v", m, err)
+	}
+}
+
+// keyChecker compares the keys and types of an object with a Go type.
+type keyChecker struct {
+	*checker
+	manifest
+	all reflect.Type // nil if the type lacks keys of the API
+}
+
+func (w keyChecker) where(v strict.Value) string {
+	return w.at(strings.TrimPrefix(v.Key, w.root.Key+"."))
+}
+
+// check sets values of a wrong type to null.
+func (w keyChecker) check(v *strict.Value, t reflect.Type) {
+	list, isList := v.Data.(strict.List)
+	object, isObject := v.Data.(strict.Object)
+	want := map[reflect.Kind]string{reflect.Struct: "an object", reflect.Map: "an object", reflect.Slice: "a list", reflect.String: "a string",
+		reflect.Int: "a whole number", reflect.Bool: "true or false"}[t.Kind()]
+	fits := true
+	switch {
+	case t == reflect.TypeFor[json.RawMessage]() || v.Data == nil:
+	case t.Kind() == reflect.Pointer:
+		w.check(v, t.Elem())
+	case t.Kind() == reflect.Slice:
+		fits = isList
+		for i := range list {
+			w.check(&list[i], t.Elem())
+		}
+	case t.Kind() == reflect.Struct:
+		fits = isObject
+		w.checkObject(object, keysOf(t))
+	case t.Kind() == reflect.Map:
+		fits = isObject
+	default:
+		text, _ := json.Marshal(v.Data)
+		fits = json.Unmarshal(text, reflect.New(t).Interface()) == nil
+	}
+	if !fits {
+		w.fail("%s: %s: want %s", w.where(*v), *v, want)
+		v.Data = nil
+	}
+}
+
+// checkObject reports unknown keys. One that does not resemble a known key is only a notice, because a newer version of Kubernetes may know
+// it.
+func (w keyChecker) checkObject(object strict.Object, known map[string]reflect.Type) {
+	for i, member := range object {
+		if t := known[member.Name]; t != nil {
+			w.check(&object[i], t)
+		} else if w.all != nil {
+			at := w.where(member)
+			near := strict.Nearest(member.Name, slices.Sorted(maps.Keys(known)))
+			switch place := findKey(w.all, "spec", member.Name); {
+			case near != "":
+				w.fail("%s: unknown key; did you mean %s?", at, near)
+			case place != "":
+				w.fail("%s: unknown key; the key %s belongs to %s", at, member.Name, place)
+			default:
+				w.notice("%s: this version of podlace does not know the key", at)
 			}
-			continue
-		}
-		at := m.at(strings.TrimPrefix(member.Key, m.root.Key+"."))
-		place := all.find("spec", member.Name)
-		near := strict.Nearest(member.Name, slices.Sorted(maps.Keys(known)))
-		switch {
-		case near != "":
-			c.fail("%s: unknown key; did you mean %s?", at, near)
-		case place != "":
-			c.fail("%s: unknown key; the key %s belongs to %s", at, member.Name, place)
-		default:
-			c.notice("%s: this version of podlace does not know the key", at)
 		}
 	}
 }
 
-// find returns the path of the first object that has the given key. find returns "" if no object has the key.
-func (k apiKeys) find(path, key string) string {
-	for _, name := range slices.Sorted(maps.Keys(k)) {
+// keysOf returns the keys of a struct, or of the structs in a list, with the types of their values.
+func keysOf(t reflect.Type) map[string]reflect.Type {
+	keys := map[string]reflect.Type{}
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() == reflect.Struct {
+		for _, f := range reflect.VisibleFields(t) {
+			if name := f.Tag.Get("json"); name != "" {
+				keys[name] = f.Type
+			}
+		}
+	}
+	return keys
+}
+
+// findKey returns the path of the first object that has the given key, or "".
+func findKey(t reflect.Type, path, key string) string {
+	keys := keysOf(t)
+	for _, name := range slices.Sorted(maps.Keys(keys)) {
 		if name == key {
 			return path
 		}
-		if place := k[name].find(path+"."+name, key); place != "" {
+		if place := findKey(keys[name], path+"."+name, key); place != "" {
 			return place
 		}
 	}

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -50,30 +51,13 @@ func newSRIOVCheckClaim() *cobra.Command {
 }
 
 func (f *checkFlags) check(file string, stdin io.Reader, stdout, stderr io.Writer) error {
-	c, objects, err := f.load(file, stdin)
-	if err != nil {
-		return err
-	}
-	for _, m := range objects {
-		c.checkObject(m)
-	}
-	if c.read == 0 && len(c.problems) == 0 {
-		return fmt.Errorf("%s: no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims", file)
-	}
-	if err := f.print(c, stdout, stderr); err != nil {
-		return err
-	}
-	if len(c.problems) > 0 {
-		return exitError(exitDiffers)
-	}
-	return nil
-}
-
-// load() reads the device plugin's configuration, the DeviceClasses, and the Kubernetes objects to check.
-func (f *checkFlags) load(file string, stdin io.Reader) (*checker, []manifest, error) {
 	config, err := f.parse()
 	if err != nil {
-		return nil, nil, err
+		return err
+	}
+	printed, err := classesOf(config)
+	if err != nil {
+		return err
 	}
 	c := &checker{resources: map[string]*pool.Resource{}}
 	for i, r := range config.Resources {
@@ -83,24 +67,22 @@ func (f *checkFlags) load(file string, stdin io.Reader) (*checker, []manifest, e
 	}
 	var own []manifest
 	for _, name := range append(slices.Clone(f.classFiles), file) {
-		objects, err := readManifests(stdin, name)
-		if err != nil {
-			return nil, nil, err
-		}
-		own, c.objects = objects, append(c.objects, objects...)
-		if err := c.addClasses(objects); err != nil {
-			return nil, nil, err
-		}
+		objects, unread := c.readManifests(stdin, name)
+		own, c.objects, err = objects, append(c.objects, objects...), errors.Join(err, unread)
 	}
-	printed, err := classesOf(config)
-	if err != nil {
-		return nil, nil, err
+	for _, m := range append(slices.Clone(c.objects), c.parseManifests("podlace sriov classes", []byte(printed))...) {
+		c.addClass(m)
 	}
-	classes, err := parseManifests("podlace sriov classes", []byte(printed))
-	if err != nil {
-		return nil, nil, err
+	for _, m := range own {
+		c.checkObject(m)
 	}
-	return c, own, c.addClasses(classes)
+	if c.read == 0 && len(c.problems) == 0 && err == nil {
+		return fmt.Errorf("%s: no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims", file)
+	}
+	if err = errors.Join(err, f.print(c, stdout, stderr)); err == nil && len(c.problems) > 0 {
+		return exitError(exitDiffers)
+	}
+	return err
 }
 
 // checkedRequest describes how the node would serve one request of a claim.
@@ -156,16 +138,6 @@ func (c *checker) fail(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// at() returns the position of a key of an object, or only its name and key if the object is in none of the files.
-func (c *checker) at(object, key string) string {
-	for _, m := range c.objects {
-		if m.String() == object {
-			return m.at(key)
-		}
-	}
-	return object + ": " + key
-}
-
 func (c *checker) notice(format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(c.notices, text) {
 		c.notices = append(c.notices, text)
@@ -179,29 +151,26 @@ type deviceClass struct {
 	entries []*claimEntry // for this driver
 }
 
-func (c *checker) addClasses(objects []manifest) error {
-	for _, m := range objects {
-		if m.Kind != kindClass {
-			continue
-		}
-		class := deviceClass{name: m.Metadata.Name}
-		if err := m.decode(&class.classSpec); err != nil {
-			return err
-		}
-		c.checkKeys(m)
-		c.checkSelectors(m.String(), "spec", class.Selectors, false)
-		class.entries = c.ownEntries(m.String(), "spec", class.Config)
-		c.classes = append(c.classes, class)
+func (c *checker) addClass(m manifest) {
+	class := deviceClass{name: m.name()}
+	if m.kind() != kindClass || !c.decodeSpec(m, &class.classSpec) {
+		return
 	}
-	return nil
+	c.checkSelectors(m, "spec", class.Selectors, false)
+	var config []configEntry
+	for _, e := range class.Config {
+		config = append(config, configEntry{classConfig: e})
+	}
+	class.entries = c.ownEntries(m, "spec", config)
+	c.classes = append(c.classes, class)
 }
 
 // checkSelectors reports CEL expressions that may fail. The argument `sure` is true if the expressions are evaluated only for devices of
 // this driver.
-func (c *checker) checkSelectors(object, path string, list []celSelector, sure bool) {
+func (c *checker) checkSelectors(m manifest, path string, list []celSelector, sure bool) {
 	for i, s := range list {
 		for _, p := range celProblems(s.CEL.Expression, sure) {
-			c.fail("%s: %s", c.at(object, fmt.Sprintf("%s.selectors[%d].cel.expression", path, i)), p)
+			c.fail("%s: %s", m.at(fmt.Sprintf("%s.selectors[%d].cel.expression", path, i)), p)
 		}
 	}
 }

@@ -4,52 +4,50 @@ package cli
 
 import (
 	"fmt"
+	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/cli/validate"
+	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // checkObject checks one Kubernetes object in the file.
 func (c *checker) checkObject(m manifest) {
-	switch m.Kind {
-	case kindClaim, kindTemplate:
-		var spec struct {
-			claimSpec
-			Spec claimSpec `json:"spec"` // of a template
+	switch m.kind() {
+	case kindClaim:
+		var spec claimSpec
+		if c.decodeSpec(m, &spec) {
+			c.checkSpec(m, "spec.devices", spec)
 		}
-		if err := m.decode(&spec); err != nil {
-			c.fail("%v", err)
-			return
+	case kindTemplate:
+		var spec templateSpec
+		if c.decodeSpec(m, &spec) {
+			c.checkSpec(m, "spec.spec.devices", spec.Spec)
 		}
-		c.checkKeys(m)
-		if m.Kind == kindTemplate {
-			c.checkSpec(m.String(), "spec.spec.devices", spec.Spec)
-		} else {
-			c.checkSpec(m.String(), "spec.devices", spec.claimSpec)
-		}
-	case kindClass: // addClasses has checked it
+	case kindClass: // addClass has checked it
 		c.read++
 	default:
-		template, ok := validate.PodTemplates()[m.Kind]
-		if !ok {
-			return
+		template, ok := validate.PodTemplates()[m.kind()]
+		spec := m.root.Get(template...).Get("spec")
+		switch {
+		case ok && spec.Data != nil:
+			c.checkPod(m, strings.Join(append(slices.Clone(template), "spec"), "."), spec)
+		case m.kind() == kindPod: // another kind may belong to another API group
+			c.fail("%s is missing", m.at("spec"))
 		}
-		spec, err := m.podSpec(template)
-		if err != nil {
-			c.fail("%v", err)
-			return
-		}
-		c.checkPod(m, strings.Join(append(slices.Clone(template), "spec"), "."), spec)
 	}
 }
 
 // checkPod checks that the files contain all claims in the pod's specification, and that no two claims set the same MAC address, interface
 // name or IP addresses. checkPod also checks the extended resources of the pod. The argument path is the path of the pod's specification.
-func (c *checker) checkPod(m manifest, path string, spec podSpec) {
+func (c *checker) checkPod(m manifest, path string, value strict.Value) {
+	var spec podSpec
+	c.decode(m, value, &spec, false)
 	requests := make([][]checkedRequest, len(spec.Claims))
 	for i, pc := range spec.Claims {
 		kind, name := kindClaim, pc.Claim
@@ -57,7 +55,7 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 			kind, name = kindTemplate, pc.Template
 		}
 		at := slices.IndexFunc(c.objects, func(o manifest) bool {
-			return o.Kind == kind && o.Metadata.Name == name && o.namespace() == m.namespace()
+			return o.kind() == kind && o.name() == name && o.namespace() == m.namespace()
 		})
 		if at < 0 {
 			c.fail("%s: %s %s is in none of the files and was not checked", m.at(fmt.Sprintf("%s.resourceClaims[%d]", path, i)), kind, name)
@@ -83,9 +81,9 @@ func (c *checker) checkPod(m manifest, path string, spec podSpec) {
 			if class, ok := c.class(func(d deviceClass) bool { return d.ExtendedResourceName == name }); ok {
 				var spec claimSpec
 				n, _ := strconv.Atoi(strings.Trim(string(count), `"`)) // 0 of a text that the API server refuses stands for one device
-				request := subRequest{Class: class.name, Count: n}
+				request := exactRequest{deviceRequest: deviceRequest{Class: class.name, Count: n}}
 				spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
-				c.checkSpec(m.String()+", container "+container.Name, "resources.limits", spec)
+				c.checkDevices(manifest{m.root, ", container " + container.Name}, "resources.limits", spec)
 			}
 		}
 	}
@@ -114,7 +112,7 @@ func isUnique(s setting) bool {
 
 // checkRepeats reports a setting that two requests of a claim have, although only one VF of a pod can have it. Alternatives of one request
 // may have the same setting.
-func (c *checker) checkRepeats(object, path string, list []checkedRequest) {
+func (c *checker) checkRepeats(m manifest, path string, list []checkedRequest) {
 	for i, r := range list {
 		parent, _, _ := strings.Cut(r.Request, "/")
 		for _, other := range list[:i] {
@@ -122,7 +120,7 @@ func (c *checker) checkRepeats(object, path string, list []checkedRequest) {
 				continue
 			}
 			if text := sharedSetting([]checkedRequest{r}, []checkedRequest{other}); text != "" {
-				c.fail("%s: only one VF can have %s, but the requests %s and %s set it", c.at(object, path), text, other.Request, r.Request)
+				c.fail("%s: only one VF can have %s, but the requests %s and %s set it", m.at(path), text, other.Request, r.Request)
 			}
 		}
 	}
@@ -131,31 +129,62 @@ func (c *checker) checkRepeats(object, path string, list []checkedRequest) {
 // maxDevices is the maximum number of devices in an allocation (limit of Kubernetes).
 const maxDevices = 32
 
-// checkCount reports a claim for which every allocation would have too many devices.
-func (c *checker) checkCount(object, path string, spec claimSpec) {
+// checkRequests reports what the API server refuses, and a claim for which every allocation would have too many devices.
+func (c *checker) checkRequests(m manifest, path string, spec claimSpec) {
 	total := 0
-	for _, r := range spec.Devices.Requests {
-		fewest := 0
-		for i, sub := range r.FirstAvailable {
-			if n := max(sub.Count, 1); i == 0 || n < fewest {
-				fewest = n
-			}
-		}
+	var names []string
+	for i, r := range spec.Devices.Requests {
+		at := fmt.Sprintf("%s.requests[%d]", path, i)
+		names = c.checkName(m, at, r.Name, names)
+		fewest := math.MaxInt
 		if r.Exactly != nil {
-			fewest = max(r.Exactly.Count, 1)
+			fewest = c.checkDeviceRequest(m, at+".exactly", r.Exactly.deviceRequest)
 		}
-		total += fewest
+		var subs []string
+		for k, sub := range r.FirstAvailable {
+			at := fmt.Sprintf("%s.firstAvailable[%d]", at, k)
+			subs = c.checkName(m, at, sub.Name, subs)
+			fewest = min(fewest, c.checkDeviceRequest(m, at, sub.deviceRequest))
+		}
+		if (r.Exactly == nil) == (len(r.FirstAvailable) == 0) {
+			c.fail("%s: want exactly or firstAvailable", m.at(at))
+		}
+		total += min(fewest, maxDevices+1)
 	}
 	if total > maxDevices {
-		c.fail("%s: %d devices: Kubernetes allocates at most %d devices for a claim", c.at(object, path+".requests"), total, maxDevices)
+		c.fail("%s: %d devices: Kubernetes allocates at most %d devices for a claim", m.at(path+".requests"), total, maxDevices)
 	}
 }
 
+// checkName reports an invalid or repeated name of a request. It returns all names.
+func (c *checker) checkName(m manifest, path, name string, earlier []string) []string {
+	switch {
+	case !dnsLabel.MatchString(name) || len(name) > 63:
+		c.fail("%s: %q: want a name of lower-case letters, digits and -", m.at(path+".name"), name)
+	case slices.Contains(earlier, name):
+		c.fail("%s: %s: another request has this name", m.at(path+".name"), name)
+	}
+	return append(earlier, name)
+}
+
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+
+// checkDeviceRequest returns the smallest number of devices that satisfies the request.
+func (c *checker) checkDeviceRequest(m manifest, path string, r deviceRequest) int {
+	if _, err := strict.OneOf("", "ExactCount", "All")(r.Mode); err != nil {
+		c.fail("%s: %q: want ExactCount or All", m.at(path+".allocationMode"), r.Mode)
+	}
+	if r.Count < 0 || r.Count > 0 && r.Mode == "All" {
+		c.fail("%s: %d: want at least 1, and none with allocationMode All", m.at(path+".count"), r.Count)
+	}
+	return max(r.Count, 1)
+}
+
 // checkConstraints checks the names of requests and attributes in the constraints of a claim.
-func (c *checker) checkConstraints(object, path string, spec claimSpec, requests []namedRequest) {
+func (c *checker) checkConstraints(m manifest, path string, spec claimSpec, requests []namedRequest) {
 	for i, constraint := range spec.Devices.Constraints {
 		at := fmt.Sprintf("%s.constraints[%d]", path, i)
-		c.checkRequestNames(object, at, constraint.Requests, requests)
+		c.checkRequestNames(m, at, constraint.Requests, requests)
 		for _, key := range [][2]string{{"matchAttribute", constraint.Match}, {"distinctAttribute", constraint.Distinct}} {
 			domain, name, full := strings.Cut(key[1], "/")
 			derived := slices.ContainsFunc(requests, func(r namedRequest) bool {
@@ -164,10 +193,10 @@ func (c *checker) checkConstraints(object, path string, spec claimSpec, requests
 			switch {
 			case key[1] == "" || derived:
 			case !full:
-				c.fail("%s: %s: want a domain and a name, such as %s/numa", c.at(object, at+"."+key[0]), key[1], claim.Driver)
+				c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key[0]), key[1], claim.Driver)
 			default:
 				if text := unknownAttribute(attribute{domain, name}); text != "" {
-					c.fail("%s: %s: %s", c.at(object, at+"."+key[0]), key[1], text)
+					c.fail("%s: %s: %s", m.at(at+"."+key[0]), key[1], text)
 				}
 			}
 		}
@@ -175,10 +204,10 @@ func (c *checker) checkConstraints(object, path string, spec claimSpec, requests
 }
 
 // checkRequestNames reports each name in a list of requests that is no request of the claim.
-func (c *checker) checkRequestNames(object, path string, names []string, requests []namedRequest) {
+func (c *checker) checkRequestNames(m manifest, path string, names []string, requests []namedRequest) {
 	for i, name := range names {
-		if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).appliesTo(r.Name) }) {
-			c.fail("%s: no request %q", c.at(object, fmt.Sprintf("%s.requests[%d]", path, i)), name)
+		if !slices.ContainsFunc(requests, func(r namedRequest) bool { return (claimEntry{requests: []string{name}}).appliesTo(r.name) }) {
+			c.fail("%s: no request %q", m.at(fmt.Sprintf("%s.requests[%d]", path, i)), name)
 		}
 	}
 }

@@ -153,10 +153,28 @@ func TestCheckClaimRefused(t *testing.T) {
 			t.Errorf("%s: status %d, %s\nwant %s", c.name, status, stderr, c.says)
 		}
 	}
+	const both = "    requests: [{name: A b, exactly: {deviceClassName: fast.example.com, count: -1, allocationMode: Al}}, {name: b, exactly: " +
+		"{deviceClassName: fast.example.com, count: many, adminAccess: 1}}, {name: b, exactly: {deviceClassName: fast.example.com, count: 2, " +
+		"allocationMode: All, selectors: {}}}, {name: c}, 7]\n    config:\n    - {requests: [b, 5], opaque: x}\n"
+	_, _, stderr := runCheck(t, claimOf(both)+"---\n"+claimOf(oneVF+"    config:\n"+parameters("", "vlann: 1"))+"a: 1\na: 2\n"+
+		"---\nkind: Pod\nspec: {resourceClaims: [{name: 5}], containers: 7}\n---\na: [\n")
+	for _, says := range []string{
+		`requests[0].name: "A b": want a name`, `requests[0].exactly.allocationMode: "Al": want ExactCount or All`,
+		"requests[0].exactly.count: -1: want at least 1", `requests[1].exactly.count: "many": want a whole number`,
+		"requests[1].exactly.adminAccess: 1: want true or false", "requests[2].name: b: another request has this name",
+		"requests[2].exactly.count: 2: want at least 1, and none with allocationMode All",
+		"requests[2].exactly.selectors: an object: want a list", "requests[3]: want exactly or firstAvailable",
+		"requests[4]: 7: want an object", "config[0].requests[1]: 5: want a string", `config[0].opaque: "x": want an object`,
+		"parameters.vlann: unknown key", "m.yaml: a: duplicate key", "resourceClaims[0].name: 5: want a string",
+		"spec.containers: 7: want a list", "m.yaml: yaml: did not find expected node content",
+	} {
+		if !strings.Contains(stderr, says) {
+			t.Errorf("got %s\nwant %s", stderr, says)
+		}
+	}
 	for manifest, says := range map[string]string{
-		"kind: ConfigMap\n":                 "no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims",
-		"a: 1\n---\nkind: Pod\nkind: Pod\n": "m.yaml: kind: duplicate key",
-		"":                                  "no ResourceClaim",
+		"kind: ConfigMap\n": "no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims",
+		"":                  "no ResourceClaim",
 	} {
 		if status, _, stderr := runCheck(t, manifest); status != exitFailed || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s", manifest, status, stderr)

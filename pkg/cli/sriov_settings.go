@@ -37,8 +37,9 @@ func (e claimEntry) appliesTo(request string) bool {
 
 // namedRequest is a request or a subrequest, with the name by which the claim's allocation refers to it.
 type namedRequest struct {
-	subRequest
-	path string
+	deviceRequest
+	name, path string
+	admin      bool
 }
 
 // flatten() returns the requests of a claim as a flat list. A request with alternatives is replaced by its alternatives.
@@ -46,32 +47,34 @@ func (s claimSpec) flatten(path string) (out []namedRequest) {
 	for i, r := range s.Devices.Requests {
 		at := fmt.Sprintf("%s.requests[%d]", path, i)
 		if r.Exactly != nil {
-			sub := *r.Exactly
-			sub.Name = r.Name
-			out = append(out, namedRequest{sub, at + ".exactly"})
+			out = append(out, namedRequest{r.Exactly.deviceRequest, r.Name, at + ".exactly", r.Exactly.AdminAccess})
 		}
 		for k, sub := range r.FirstAvailable {
-			sub.Name = r.Name + "/" + sub.Name
-			out = append(out, namedRequest{sub, fmt.Sprintf("%s.firstAvailable[%d]", at, k)})
+			out = append(out, namedRequest{sub.deviceRequest, r.Name + "/" + sub.Name, fmt.Sprintf("%s.firstAvailable[%d]", at, k), false})
 		}
 	}
 	return out
 }
 
 // checkSpec checks the specification of a claim. The argument path is the path of the fields from the object's root to the specification.
-func (c *checker) checkSpec(object, path string, spec claimSpec) {
+func (c *checker) checkSpec(m manifest, path string, spec claimSpec) {
+	c.checkRequests(m, path, spec)
+	c.checkDevices(m, path, spec)
+}
+
+// checkDevices checks which devices and settings a claim would get.
+func (c *checker) checkDevices(m manifest, path string, spec claimSpec) {
 	c.read++
 	requests := spec.flatten(path)
 	if len(requests) == 0 {
-		c.fail("%s: no request has exactly or firstAvailable", c.at(object, path+".requests"))
+		c.fail("%s: no request has exactly or firstAvailable", m.at(path+".requests"))
 		return
 	}
-	entries := c.ownEntries(object, path, spec.Devices.Config)
+	entries := c.ownEntries(m, path, spec.Devices.Config)
 	for i, e := range spec.Devices.Config {
-		c.checkRequestNames(object, fmt.Sprintf("%s.config[%d]", path, i), e.Requests, requests)
+		c.checkRequestNames(m, fmt.Sprintf("%s.config[%d]", path, i), e.Requests, requests)
 	}
-	c.checkConstraints(object, path, spec, requests)
-	c.checkCount(object, path, spec)
+	c.checkConstraints(m, path, spec, requests)
 	first, own := len(c.checked), false
 	var unknown []namedRequest
 	for _, r := range requests {
@@ -79,32 +82,32 @@ func (c *checker) checkSpec(object, path string, spec claimSpec) {
 		switch {
 		case !ok:
 			unknown = append(unknown, r)
-		case class.mayMatchDriver(r) || slices.ContainsFunc(entries, func(e *claimEntry) bool { return e.appliesTo(r.Name) }):
+		case class.mayMatchDriver(r) || slices.ContainsFunc(entries, func(e *claimEntry) bool { return e.appliesTo(r.name) }):
 			own = true
-			c.checkSelectors(object, r.path, r.Selectors, class.onlyDriver())
-			for _, resource := range c.candidates(object, class, r) {
-				c.checkRequest(object, class, r, resource, entries)
+			c.checkSelectors(m, r.path, r.Selectors, class.onlyDriver())
+			for _, resource := range c.candidates(m, class, r) {
+				c.checkRequest(m, class, r, resource, entries)
 			}
 		}
 	}
-	c.checkRepeats(object, path, c.checked[first:])
+	c.checkRepeats(m, path, c.checked[first:])
 	for _, r := range unknown {
-		settings := slices.ContainsFunc(entries, func(e *claimEntry) bool { return !e.used && e.appliesTo(r.Name) })
-		c.unknownClass(c.at(object, r.path+".deviceClassName"), r.Class, settings)
+		settings := slices.ContainsFunc(entries, func(e *claimEntry) bool { return !e.used && e.appliesTo(r.name) })
+		c.unknownClass(m.at(r.path+".deviceClassName"), r.Class, settings)
 	}
 	for _, e := range entries {
-		switch maybe := slices.ContainsFunc(unknown, func(r namedRequest) bool { return e.appliesTo(r.Name) }); {
+		switch maybe := slices.ContainsFunc(unknown, func(r namedRequest) bool { return e.appliesTo(r.name) }); {
 		case e.used || maybe:
 		case e.admin:
-			c.fail("%s: it applies only to requests with adminAccess, which do not change the settings of a VF", c.at(object, e.path))
+			c.fail("%s: it applies only to requests with adminAccess, which do not change the settings of a VF", m.at(e.path))
 		case own:
-			c.fail("%s: it applies to no request with VFs", c.at(object, e.path))
+			c.fail("%s: it applies to no request with VFs", m.at(e.path))
 		}
 	}
 }
 
 // ownEntries decodes those config entries of a claim or class that belong to this driver.
-func (c *checker) ownEntries(object, path string, config []configEntry) (entries []*claimEntry) {
+func (c *checker) ownEntries(m manifest, path string, config []configEntry) (entries []*claimEntry) {
 	for i, e := range config {
 		at := fmt.Sprintf("%s.config[%d].opaque", path, i)
 		if e.Opaque == nil {
@@ -113,7 +116,7 @@ func (c *checker) ownEntries(object, path string, config []configEntry) (entries
 		if e.Opaque.Driver != claim.Driver {
 			var head struct{ APIVersion, Kind string }
 			if json.Unmarshal(e.Opaque.Parameters, &head) == nil && head.APIVersion == vfconfig.APIVersion && head.Kind == vfconfig.Kind {
-				c.fail("%s: %q: its parameters are for another driver: want %s", c.at(object, at+".driver"), e.Opaque.Driver, claim.Driver)
+				c.fail("%s: %q: its parameters are for another driver: want %s", m.at(at+".driver"), e.Opaque.Driver, claim.Driver)
 			}
 			continue
 		}
@@ -123,7 +126,7 @@ func (c *checker) ownEntries(object, path string, config []configEntry) (entries
 			var problems strict.Problems
 			errors.As(err, &problems)
 			for _, p := range problems {
-				c.fail("%s: %s", c.at(object, p.Key), p.Text)
+				c.fail("%s: %s", m.at(p.Key), p.Text)
 			}
 			continue
 		}
@@ -143,7 +146,7 @@ func mentionsDriver(list []celSelector) bool {
 // mayMatchDriver reports whether a request of the class may select devices of this driver.
 func (d deviceClass) mayMatchDriver(r namedRequest) bool {
 	return mentionsDriver(d.Selectors) || mentionsDriver(r.Selectors) ||
-		slices.ContainsFunc(d.Config, func(e configEntry) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
+		slices.ContainsFunc(d.Config, func(e classConfig) bool { return e.Opaque != nil && e.Opaque.Driver == claim.Driver })
 }
 
 // onlyDriver reports whether all devices that a class selects belong to this driver.
@@ -155,15 +158,15 @@ func (d deviceClass) onlyDriver() bool {
 
 // candidates() returns the resources from which a request may get VFs: the resources that occur in the CEL expressions. If the CEL
 // expressions contain no resource, candidates() returns all resources of the configuration.
-func (c *checker) candidates(object string, class deviceClass, r namedRequest) (names []string) {
+func (c *checker) candidates(m manifest, class deviceClass, r namedRequest) (names []string) {
 	selects := false
 	for _, s := range slices.Concat(class.Selectors, r.Selectors) {
-		for _, m := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
+		for _, found := range selectsResource.FindAllStringSubmatch(s.CEL.Expression, -1) {
 			selects = true
-			if c.resources[m[1]] == nil {
-				c.fail(`%s: resource %s is not in the configuration, or has no "api": "dra"`, c.at(object, r.path), m[1])
-			} else if !slices.Contains(names, m[1]) {
-				names = append(names, m[1])
+			if c.resources[found[1]] == nil {
+				c.fail(`%s: resource %s is not in the configuration, or has no "api": "dra"`, m.at(r.path), found[1])
+			} else if !slices.Contains(names, found[1]) {
+				names = append(names, found[1])
 			}
 		}
 	}
@@ -174,23 +177,23 @@ func (c *checker) candidates(object string, class deviceClass, r namedRequest) (
 }
 
 // checkRequest computes which VFs and settings a request would get from a resource, and adds the result to c.checked.
-func (c *checker) checkRequest(object string, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
-	out := checkedRequest{Object: object, Request: r.Name, Class: class.name, Resource: resource, Devices: r.devices()}
+func (c *checker) checkRequest(m manifest, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
+	out := checkedRequest{Object: m.String(), Request: r.name, Class: class.name, Resource: resource, Devices: r.devices()}
 	settings, err := c.settings(class, r, c.resources[resource], entries, &out)
 	switch {
 	case err != nil:
-		c.fail("%s: %v", c.at(object, plugin.KeyOf(err)), err)
+		c.fail("%s: %v", m.at(plugin.KeyOf(err)), err)
 		return
-	case r.AdminAccess:
+	case r.admin:
 		out.Settings = nil // admin access does not change the VF
 	case r.Mode == "All" || r.Count > 1:
 		if i := slices.IndexFunc(out.Settings, isUnique); i >= 0 {
-			c.fail("%s: only one VF can have %s %s, but the request is for %s", c.at(object, r.path), out.Settings[i].Key, out.Settings[i].Value, r.devices())
+			c.fail("%s: only one VF can have %s %s, but the request is for %s", m.at(r.path), out.Settings[i].Key, out.Settings[i].Value, r.devices())
 			return
 		}
 	}
-	if err := settings.Complete(func(key string) string { return key }); err != nil && !r.AdminAccess {
-		c.notice("%s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", c.at(object, r.path), err)
+	if err := settings.Complete(func(key string) string { return key }); err != nil && !r.admin {
+		c.notice("%s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", m.at(r.path), err)
 	}
 	c.checked = append(c.checked, out)
 }
@@ -211,10 +214,10 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 		}
 	}
 	for _, e := range entries {
-		if !e.appliesTo(r.Name) || e.Resource != "" && e.Resource != res.FullName() {
+		if !e.appliesTo(r.name) || e.Resource != "" && e.Resource != res.FullName() {
 			continue
 		}
-		e.used, e.admin = e.used || !r.AdminAccess, e.admin || r.AdminAccess
+		e.used, e.admin = e.used || !r.admin, e.admin || r.admin
 		if err := res.ClaimMay.Check(&e.Config); err != nil {
 			return nil, plugin.WithKey(e.path, fmt.Errorf("%w of resource %s", err, res.FullName()))
 		}
@@ -227,7 +230,7 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 }
 
 // devices() describes in words how many VFs a request gets.
-func (r subRequest) devices() string {
+func (r namedRequest) devices() string {
 	text := "1 VF"
 	switch {
 	case r.Mode == "All":
@@ -235,7 +238,7 @@ func (r subRequest) devices() string {
 	case r.Count > 1:
 		text = strconv.Itoa(r.Count) + " VFs"
 	}
-	if r.AdminAccess {
+	if r.admin {
 		text += " (admin access)"
 	}
 	return text
