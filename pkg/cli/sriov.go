@@ -300,7 +300,7 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 func (n *sriovNode) compareCPUs(d pci.Device, cpus []int64) string {
 	same := 0
 	for _, node := range n.snapshot.Nodes {
-		for _, cpu := range listedCPUs(node.CPUs) {
+		for _, cpu := range node.CPUList() {
 			if node.ID == d.NUMANode && slices.Contains(cpus, int64(cpu)) {
 				same++
 			}

@@ -216,7 +216,7 @@ func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machi
 	var all []int64
 	var nodes []int
 	for _, node := range n.snapshot.Nodes {
-		for _, cpu := range listedCPUs(node.CPUs) {
+		for _, cpu := range node.CPUList() {
 			all, nodes = append(all, int64(cpu)), append(nodes, node.ID)
 		}
 	}
@@ -264,20 +264,4 @@ func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) [
 		}
 	}
 	return demand{name, count, kubelet.NewDevices(machine, masks)}
-}
-
-// listedCPUs returns the CPUs in a list such as 0-3,8.
-func listedCPUs(list string) (cpus []int) {
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
-		}
-		first, err := strconv.Atoi(from)
-		last, err2 := strconv.Atoi(to)
-		for cpu := first; errors.Join(err, err2) == nil && cpu <= last; cpu++ {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus
 }

@@ -5,6 +5,7 @@ package pci
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -262,7 +263,7 @@ func FuzzParse(f *testing.F) {
 		check("CPUs", cpus == s, err)
 		distances, err := parseDistances(s)
 		check("distances", len(distances) <= maxNodes, err)
-		nodes, err := parseNodes(s)
+		nodes, err := parseList(s, maxNodes)
 		check("nodes", len(nodes) > 0 && len(nodes) <= maxNodes && nodes[len(nodes)-1]-nodes[0] >= len(nodes)-1, err)
 		check("word", len(s) <= maxWord, checkWord(s))
 		if index, ok := parseVF(s); ok && (index < 0 || index > 99999) {
@@ -273,4 +274,12 @@ func FuzzParse(f *testing.F) {
 		}
 		isRepresentor(s, s)
 	})
+}
+
+func TestCPUList(t *testing.T) {
+	for text, want := range map[string][]int{"0-2,32": {0, 1, 2, 32}, "3": {3}, "": nil, "x-2": nil, "0-x": nil, "0-999999": nil, "2,1": nil} {
+		if got := (Node{CPUs: text}).CPUList(); !slices.Equal(got, want) {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
 }

@@ -7,6 +7,12 @@ import (
 	"os"
 )
 
+// CPUList returns the IDs of the node's CPUs.
+func (n Node) CPUList() []int {
+	list, _ := parseList(n.CPUs, maxCPUs) // a node with only memory has none
+	return list
+}
+
 // scanNodes reads the online NUMA nodes. On a kernel without NUMA, scanNodes returns an empty list.
 func scanNodes(root *os.Root) []Node {
 	nodes := []Node{}
@@ -14,7 +20,7 @@ func scanNodes(root *os.Root) []Node {
 	if err != nil {
 		return nodes
 	}
-	ids, err := parseNodes(online)
+	ids, err := parseList(online, maxNodes)
 	if err != nil {
 		return nodes
 	}

@@ -12,6 +12,7 @@ import (
 const (
 	maxWord  = 128
 	maxNodes = 1024
+	maxCPUs  = 8192 // the largest NR_CPUS of the kernel
 )
 
 // checkWord returns an error for text that is not a single word of printable ASCII characters, because such text could garble a log.
@@ -119,8 +120,8 @@ func parseDistances(s string) (distances []int, err error) {
 	return distances, nil
 }
 
-// parseNodes parses an ascending list of NUMA nodes, such as "0-1,4".
-func parseNodes(s string) (nodes []int, err error) {
+// parseList parses an ascending list of numbers below a limit, such as "0-1,4".
+func parseList(s string, limit int) (list []int, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		first, last, isRange := strings.Cut(part, "-")
 		if !isRange {
@@ -128,14 +129,14 @@ func parseNodes(s string) (nodes []int, err error) {
 		}
 		from, err1 := parseCount(first)
 		to, err2 := parseCount(last)
-		if err1 != nil || err2 != nil || from > to || to >= maxNodes || len(nodes) > 0 && nodes[len(nodes)-1] >= from {
-			return nil, fmt.Errorf("want a list of NUMA nodes, have %+.80q", s)
+		if err1 != nil || err2 != nil || from > to || to >= limit || len(list) > 0 && list[len(list)-1] >= from {
+			return nil, fmt.Errorf("want a list such as 0-1,4, have %+.80q", s)
 		}
 		for n := from; n <= to; n++ {
-			nodes = append(nodes, n)
+			list = append(list, n)
 		}
 	}
-	return nodes, nil
+	return list, nil
 }
 
 // parseRoot returns the root of the PCI hierarchy from the sysfs path of a PCI function. For

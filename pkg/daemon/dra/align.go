@@ -5,8 +5,6 @@ package dra
 import (
 	"context"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/claim"
@@ -94,31 +92,11 @@ func (i Inventory) isAligned(a pci.Address, cpus []int64) string {
 	if !ok || n < 0 {
 		return "unknown"
 	}
+	near := i.Snapshot.Nodes[n].CPUList()
 	for _, cpu := range cpus {
-		if !inList(i.Snapshot.Nodes[n].CPUs, cpu) {
+		if !slices.Contains(near, int(cpu)) {
 			return "no"
 		}
 	}
 	return "yes"
-}
-
-// inList reports whether a list such as 0-15,32-47 contains a number.
-func inList(list string, n int64) bool {
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, ranged := strings.Cut(strings.TrimSpace(part), "-")
-		least, err := strconv.ParseInt(from, 10, 64)
-		if err != nil {
-			continue
-		}
-		most := least
-		if ranged {
-			if most, err = strconv.ParseInt(to, 10, 64); err != nil {
-				continue
-			}
-		}
-		if least <= n && n <= most {
-			return true
-		}
-	}
-	return false
 }

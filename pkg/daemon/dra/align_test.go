@@ -79,16 +79,3 @@ func TestAligned(t *testing.T) {
 	}
 	must(t, claim.Remove(l.options.Claims, "a"))
 }
-
-func TestInList(t *testing.T) {
-	for _, c := range []struct {
-		list string
-		n    int64
-		want bool
-	}{{"0-15,32-47", 32, true}, {"0-15,32-47", 16, false}, {"3", 3, true}, {"", 0, false}, {"x-2", 1, false},
-		{"0-x", 0, false}, {"0-1\n", 1, true}} {
-		if got := inList(c.list, c.n); got != c.want {
-			t.Errorf("%d in %q: %t", c.n, c.list, got)
-		}
-	}
-}
