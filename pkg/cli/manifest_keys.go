@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"reflect"
@@ -20,13 +21,8 @@ func (c *checker) decode(m manifest, v strict.Value, to any, allKeys bool) {
 		w.all = reflect.TypeOf(to)
 	}
 	w.check(&v, reflect.TypeOf(to))
-	text, err := json.Marshal(v)
-	if err == nil {
-		err = json.Unmarshal(text, to)
-	}
-	if err != nil {
-		c.fail("%s: %v", m, err)
-	}
+	text, _ := json.Marshal(v)
+	_ = json.Unmarshal(text, to) // check left what fits
 }
 
 // keyChecker compares the keys and types of an object with a Go type.
@@ -42,31 +38,33 @@ func (w keyChecker) where(v strict.Value) string {
 
 // check sets values of a wrong type to null.
 func (w keyChecker) check(v *strict.Value, t reflect.Type) {
-	list, isList := v.Data.(strict.List)
-	object, isObject := v.Data.(strict.Object)
-	want := map[reflect.Kind]string{reflect.Struct: "an object", reflect.Map: "an object", reflect.Slice: "a list", reflect.String: "a string",
-		reflect.Int: "a whole number", reflect.Bool: "true or false"}[t.Kind()]
-	fits := true
-	switch {
-	case t == reflect.TypeFor[json.RawMessage]() || v.Data == nil:
-	case t.Kind() == reflect.Pointer:
-		w.check(v, t.Elem())
-	case t.Kind() == reflect.Slice:
-		fits = isList
-		for i := range list {
-			w.check(&list[i], t.Elem())
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == reflect.TypeFor[json.RawMessage]() || v.Data == nil {
+		return
+	}
+	fits := false
+	switch data := v.Data.(type) {
+	case strict.Object:
+		if fits = t.Kind() == reflect.Struct || t.Kind() == reflect.Map; fits {
+			w.checkObject(data, keysOf(t))
 		}
-	case t.Kind() == reflect.Struct:
-		fits = isObject
-		w.checkObject(object, keysOf(t))
-	case t.Kind() == reflect.Map:
-		fits = isObject
+	case strict.List:
+		fits = t.Kind() == reflect.Slice
+		for i := range data {
+			if fits {
+				w.check(&data[i], t.Elem())
+			}
+		}
 	default:
-		text, _ := json.Marshal(v.Data)
+		text, _ := json.Marshal(data)
 		fits = json.Unmarshal(text, reflect.New(t).Interface()) == nil
 	}
 	if !fits {
-		w.fail("%s: %s: want %s", w.where(*v), *v, want)
+		want := map[reflect.Kind]string{reflect.Slice: "a list", reflect.String: "a string", reflect.Int: "a whole number",
+			reflect.Bool: "true or false"}
+		w.fail("%s: %s: want %s", w.where(*v), *v, cmp.Or(want[t.Kind()], "an object"))
 		v.Data = nil
 	}
 }

@@ -4,7 +4,6 @@ package cli
 
 import (
 	"fmt"
-	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -132,53 +131,44 @@ const maxDevices = 32
 // checkRequests reports what the API server refuses, and a claim for which every allocation would have too many devices.
 func (c *checker) checkRequests(m manifest, path string, spec claimSpec) {
 	total := 0
-	var names []string
+	names := map[string]bool{}
+	checkName := func(path, name string) {
+		switch label := name[strings.LastIndex(name, "/")+1:]; {
+		case !dnsLabel.MatchString(label):
+			c.fail("%s: %q: want a name of at most 63 lower-case letters, digits and -", m.at(path+".name"), label)
+		case names[name]:
+			c.fail("%s: %s: another request has this name", m.at(path+".name"), label)
+		}
+		names[name] = true
+	}
 	for i, r := range spec.Devices.Requests {
 		at := fmt.Sprintf("%s.requests[%d]", path, i)
-		names = c.checkName(m, at, r.Name, names)
-		fewest := math.MaxInt
-		if r.Exactly != nil {
-			fewest = c.checkDeviceRequest(m, at+".exactly", r.Exactly.deviceRequest)
-		}
-		var subs []string
-		for k, sub := range r.FirstAvailable {
-			at := fmt.Sprintf("%s.firstAvailable[%d]", at, k)
-			subs = c.checkName(m, at, sub.Name, subs)
-			fewest = min(fewest, c.checkDeviceRequest(m, at, sub.deviceRequest))
+		checkName(at, r.Name)
+		var counts []int
+		for _, one := range r.alternatives(at) {
+			if one.name != r.Name {
+				checkName(one.path, one.name)
+			}
+			if _, err := strict.OneOf("", "ExactCount", "All")(one.Mode); err != nil {
+				c.fail("%s: %q: want ExactCount or All", m.at(one.path+".allocationMode"), one.Mode)
+			}
+			if one.Count < 0 || one.Count > 0 && one.Mode == "All" {
+				c.fail("%s: %d: want at least 1, and none with allocationMode All", m.at(one.path+".count"), one.Count)
+			}
+			counts = append(counts, max(one.Count, 1))
 		}
 		if (r.Exactly == nil) == (len(r.FirstAvailable) == 0) {
 			c.fail("%s: want exactly or firstAvailable", m.at(at))
+		} else {
+			total += slices.Min(counts)
 		}
-		total += min(fewest, maxDevices+1)
 	}
 	if total > maxDevices {
 		c.fail("%s: %d devices: Kubernetes allocates at most %d devices for a claim", m.at(path+".requests"), total, maxDevices)
 	}
 }
 
-// checkName reports an invalid or repeated name of a request. It returns all names.
-func (c *checker) checkName(m manifest, path, name string, earlier []string) []string {
-	switch {
-	case !dnsLabel.MatchString(name) || len(name) > 63:
-		c.fail("%s: %q: want a name of lower-case letters, digits and -", m.at(path+".name"), name)
-	case slices.Contains(earlier, name):
-		c.fail("%s: %s: another request has this name", m.at(path+".name"), name)
-	}
-	return append(earlier, name)
-}
-
-var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
-
-// checkDeviceRequest returns the smallest number of devices that satisfies the request.
-func (c *checker) checkDeviceRequest(m manifest, path string, r deviceRequest) int {
-	if _, err := strict.OneOf("", "ExactCount", "All")(r.Mode); err != nil {
-		c.fail("%s: %q: want ExactCount or All", m.at(path+".allocationMode"), r.Mode)
-	}
-	if r.Count < 0 || r.Count > 0 && r.Mode == "All" {
-		c.fail("%s: %d: want at least 1, and none with allocationMode All", m.at(path+".count"), r.Count)
-	}
-	return max(r.Count, 1)
-}
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // checkConstraints checks the names of requests and attributes in the constraints of a claim.
 func (c *checker) checkConstraints(m manifest, path string, spec claimSpec, requests []namedRequest) {

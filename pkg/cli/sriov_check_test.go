@@ -155,7 +155,7 @@ func TestCheckClaimRefused(t *testing.T) {
 	}
 	const both = "    requests: [{name: A b, exactly: {deviceClassName: fast.example.com, count: -1, allocationMode: Al}}, {name: b, exactly: " +
 		"{deviceClassName: fast.example.com, count: many, adminAccess: 1}}, {name: b, exactly: {deviceClassName: fast.example.com, count: 2, " +
-		"allocationMode: All, selectors: {}}}, {name: c}, 7]\n    config:\n    - {requests: [b, 5], opaque: x}\n"
+		"allocationMode: All, selectors: {}}}, {name: {c: 1}}, [7]]\n    config:\n    - {requests: [b, 5], opaque: x}\n"
 	_, _, stderr := runCheck(t, claimOf(both)+"---\n"+claimOf(oneVF+"    config:\n"+parameters("", "vlann: 1"))+"a: 1\na: 2\n"+
 		"---\nkind: Pod\nspec: {resourceClaims: [{name: 5}], containers: 7}\n---\na: [\n")
 	for _, says := range []string{
@@ -164,7 +164,8 @@ func TestCheckClaimRefused(t *testing.T) {
 		"requests[1].exactly.adminAccess: 1: want true or false", "requests[2].name: b: another request has this name",
 		"requests[2].exactly.count: 2: want at least 1, and none with allocationMode All",
 		"requests[2].exactly.selectors: an object: want a list", "requests[3]: want exactly or firstAvailable",
-		"requests[4]: 7: want an object", "config[0].requests[1]: 5: want a string", `config[0].opaque: "x": want an object`,
+		"requests[4]: a list: want an object", "requests[3].name: an object: want a string",
+		"config[0].requests[1]: 5: want a string", `config[0].opaque: "x": want an object`,
 		"parameters.vlann: unknown key", "m.yaml: a: duplicate key", "resourceClaims[0].name: 5: want a string",
 		"spec.containers: 7: want a list", "m.yaml: yaml: did not find expected node content",
 	} {

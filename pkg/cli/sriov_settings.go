@@ -42,18 +42,15 @@ type namedRequest struct {
 	admin      bool
 }
 
-// flatten() returns the requests of a claim as a flat list. A request with alternatives is replaced by its alternatives.
-func (s claimSpec) flatten(path string) (out []namedRequest) {
-	for i, r := range s.Devices.Requests {
-		at := fmt.Sprintf("%s.requests[%d]", path, i)
-		if r.Exactly != nil {
-			out = append(out, namedRequest{r.Exactly.deviceRequest, r.Name, at + ".exactly", r.Exactly.AdminAccess})
-		}
-		for k, sub := range r.FirstAvailable {
-			out = append(out, namedRequest{sub.deviceRequest, r.Name + "/" + sub.Name, fmt.Sprintf("%s.firstAvailable[%d]", at, k), false})
-		}
+// alternatives returns the request, or its subrequests. The argument is the path of the request.
+func (r claimRequest) alternatives(at string) (all []namedRequest) {
+	if r.Exactly != nil {
+		all = append(all, namedRequest{r.Exactly.deviceRequest, r.Name, at + ".exactly", r.Exactly.AdminAccess})
 	}
-	return out
+	for i, sub := range r.FirstAvailable {
+		all = append(all, namedRequest{sub.deviceRequest, r.Name + "/" + sub.Name, fmt.Sprintf("%s.firstAvailable[%d]", at, i), false})
+	}
+	return all
 }
 
 // checkSpec checks the specification of a claim. The argument path is the path of the fields from the object's root to the specification.
@@ -65,7 +62,10 @@ func (c *checker) checkSpec(m manifest, path string, spec claimSpec) {
 // checkDevices checks which devices and settings a claim would get.
 func (c *checker) checkDevices(m manifest, path string, spec claimSpec) {
 	c.read++
-	requests := spec.flatten(path)
+	var requests []namedRequest
+	for i, r := range spec.Devices.Requests {
+		requests = append(requests, r.alternatives(fmt.Sprintf("%s.requests[%d]", path, i))...)
+	}
 	if len(requests) == 0 {
 		c.fail("%s: no request has exactly or firstAvailable", m.at(path+".requests"))
 		return
