@@ -18,7 +18,7 @@ import (
 const sriovCheckClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and pod
 templates in FILE, as the node would handle them: for each request the command
 prints the VFs and their settings, merged from the DeviceClass and the claim, or the
-error that would keep the pod waiting. FILE - is standard input.
+error that would keep the pod waiting. FILE may be a folder, or - for standard input.
 
 DeviceClasses come from FILE and from --class files; for missing ones the command
 uses those that 'podlace sriov classes' prints for the configuration.
