@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
@@ -132,36 +134,34 @@ func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 const maxNodes = 16
 
 // demands() returns all resources that the container requests, each with its devices or CPUs.
-func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) ([]demand, error) {
+func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) (demands []demand, err error) {
 	if resource == "" && len(n.pools) == 1 {
 		resource = n.pools[0].Name
 	}
-	own, err := n.poolDemand(machine, resource, f.request.count)
-	if err != nil {
-		return nil, err
-	}
-	demands := []demand{own}
-	k := podresources.At(f.request.kubeletDir)
+	names, counts := []string{resource}, []int{f.request.count}
 	if f.request.cpus > 0 {
-		d, err := n.cpuDemand(ctx, k, machine, f.request.cpus)
-		if err != nil {
-			return nil, err
-		}
-		demands = append(demands, d)
+		names, counts = append(names, cpuResource), append(counts, f.request.cpus)
 	}
 	for _, text := range f.request.with {
 		name, count, err := parseWith(text)
+		if err == nil && slices.Contains(names, name) {
+			err = fmt.Errorf("--with %s: the request has this resource already", plain(name))
+		}
 		if err != nil {
 			return nil, err
 		}
-		var d demand
-		if slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == name }) {
-			d, err = n.poolDemand(machine, name, count)
-		} else {
-			d, err = foreignDemand(ctx, k, machine, name, count)
-		}
-		if err == nil && slices.ContainsFunc(demands, func(other demand) bool { return other.name == d.name }) {
-			err = fmt.Errorf("--with %s: the request has this resource already", plain(d.name))
+		names, counts = append(names, name), append(counts, count)
+	}
+	k := podresources.At(f.request.kubeletDir)
+	for i, name := range names {
+		d := demand{name: name, count: counts[i]}
+		switch {
+		case name == cpuResource:
+			d.Devices, err = n.cpus(ctx, k, machine)
+		case i == 0 || slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == name }):
+			d.Devices, err = n.poolDevices(machine, name)
+		default:
+			d.Devices, err = foreignDevices(ctx, k, machine, name)
 		}
 		if err != nil {
 			return nil, err
@@ -171,48 +171,41 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 	return demands, nil
 }
 
-// poolDemand returns the demand for a resource in this node's configuration.
-func (n *sriovNode) poolDemand(machine kubelet.Mask, resource string, count int) (demand, error) {
-	i := slices.IndexFunc(n.pools, func(p pool.Pool) bool { return p.Name == resource })
-	if i < 0 {
-		var names []string
-		for _, p := range n.pools {
-			names = append(names, p.Name)
-		}
-		return demand{}, fmt.Errorf("--count needs a resource of this node, one of %s", strings.Join(names, ", "))
+// poolDevices returns the devices of a resource in this node's configuration.
+func (n *sriovNode) poolDevices(machine kubelet.Mask, resource string) (*kubelet.Devices, error) {
+	var names []string
+	for _, p := range n.pools {
+		names = append(names, p.Name)
 	}
-	if n.pluginErr != nil {
-		return demand{}, fmt.Errorf("the device plugin did not say which devices are free: %w", n.pluginErr)
+	i := slices.Index(names, resource)
+	switch {
+	case i < 0:
+		return nil, fmt.Errorf("--count needs a resource of this node, one of %s", strings.Join(names, ", "))
+	case n.pluginErr != nil:
+		return nil, fmt.Errorf("the device plugin did not say which devices are free: %w", n.pluginErr)
 	}
 	devices := n.pools[i].Devices
-	d := newDemand(machine, resource, count, len(devices), func(i int) []int { return devices[i].Topology })
-	for i, device := range devices {
-		_, d.Used[i] = n.held[device.Address.String()]
-		d.Healthy[i] = n.faults[device.Address.String()] == ""
-	}
-	return d, nil
+	return newDevices(machine, len(devices), func(i int) (near []int, used, healthy bool) {
+		address := devices[i].Address.String()
+		_, used = n.held[address]
+		return devices[i].Topology, used, n.faults[address] == ""
+	}), nil
 }
 
-// cpuDemand returns the demand for a container's exclusive CPUs. The kubelet computes topology hints for CPUs only if the CPU manager has
-// the static policy.
-func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, count int) (demand, error) {
+// cpus returns the CPUs of the node. The kubelet computes topology hints for CPUs only if the CPU manager has the static policy.
+func (n *sriovNode) cpus(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask) (*kubelet.Devices, error) {
 	allocatable, err := podresources.AllocatableCPUs(ctx, k)
 	if err != nil {
-		return demand{}, fmt.Errorf("the kubelet did not say which CPUs it may allocate: %w", err)
+		return nil, fmt.Errorf("the kubelet did not say which CPUs it may allocate: %w", err)
 	}
 	if len(allocatable) == 0 {
-		return demand{}, errors.New("--cpus: the kubelet has no exclusive CPUs, because its cpuManagerPolicy is not static: omit --cpus")
+		return nil, errors.New("--cpus: the kubelet has no exclusive CPUs, because its cpuManagerPolicy is not static: omit --cpus")
 	}
 	pods, err := podresources.CPUs(ctx, k)
 	if err != nil {
-		return demand{}, fmt.Errorf("the kubelet did not say which CPUs are free: %w", err)
+		return nil, fmt.Errorf("the kubelet did not say which CPUs are free: %w", err)
 	}
-	used := map[int64]bool{}
-	for _, cpus := range pods {
-		for _, cpu := range cpus {
-			used[cpu] = true
-		}
-	}
+	taken := slices.Concat(slices.Collect(maps.Values(pods))...)
 	var all []int64
 	var nodes []int
 	for _, node := range n.snapshot.Nodes {
@@ -220,48 +213,42 @@ func (n *sriovNode) cpuDemand(ctx context.Context, k podresources.Kubelet, machi
 			all, nodes = append(all, int64(cpu)), append(nodes, node.ID)
 		}
 	}
-	d := newDemand(machine, cpuResource, count, len(all), func(i int) []int { return nodes[i : i+1] })
-	for i, cpu := range all {
-		d.Used[i], d.Healthy[i] = used[cpu], slices.Contains(allocatable, cpu)
-	}
-	return d, nil
+	return newDevices(machine, len(all), func(i int) (near []int, used, healthy bool) {
+		return nodes[i : i+1], slices.Contains(taken, all[i]), slices.Contains(allocatable, all[i])
+	}), nil
 }
 
-// foreignDemand returns the demand for a resource of another device plugin. The kubelet lists only the healthy devices of another plugin's
-// resource.
-func foreignDemand(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, resource string, count int) (demand, error) {
+// foreignDevices returns the devices of another device plugin. The kubelet lists only the healthy devices of another plugin's resource.
+func foreignDevices(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, resource string) (*kubelet.Devices, error) {
 	k.Resources = []string{resource}
 	devices, err := podresources.Allocatable(ctx, k)
 	if err != nil {
-		return demand{}, fmt.Errorf("--with %s is no resource of the configuration, and the kubelet did not say which devices it has: %w",
+		return nil, fmt.Errorf("--with %s is no resource of the configuration, and the kubelet did not say which devices it has: %w",
 			plain(resource), err)
 	}
 	if len(devices) == 0 {
-		return demand{}, fmt.Errorf("--with %s: neither the configuration nor the kubelet has devices of this resource", plain(resource))
+		return nil, fmt.Errorf("--with %s: neither the configuration nor the kubelet has devices of this resource", plain(resource))
 	}
 	held, err := podresources.List(ctx, k)
 	if err != nil {
-		return demand{}, fmt.Errorf("the kubelet did not say which devices of %s are free: %w", plain(resource), err)
+		return nil, fmt.Errorf("the kubelet did not say which devices of %s are free: %w", plain(resource), err)
 	}
-	d := newDemand(machine, resource, count, len(devices), func(i int) []int { return devices[i].NUMA })
-	for i := range devices {
-		for _, h := range held {
-			d.Used[i] = d.Used[i] || h.ID == devices[i].ID
-		}
-	}
-	return d, nil
+	return newDevices(machine, len(devices), func(i int) (near []int, used, healthy bool) {
+		return devices[i].NUMA, slices.ContainsFunc(held, func(h allocation.Device) bool { return h.ID == devices[i].ID }), true
+	}), nil
 }
 
-// newDemand returns a demand for the given count of devices. The resource has n devices, which are all free. The function `near` returns
-// the NUMA nodes of one device, or nothing for a device without a NUMA node.
-func newDemand(machine kubelet.Mask, name string, count, n int, near func(int) []int) demand {
-	masks := make([]kubelet.Mask, n)
-	for i := range masks {
-		for _, node := range near(i) {
+// newDevices returns n devices. For each, a function returns its NUMA nodes, if they are known, and whether it is used and healthy.
+func newDevices(machine kubelet.Mask, n int, of func(i int) (near []int, used, healthy bool)) *kubelet.Devices {
+	devices := kubelet.NewDevices(machine, make([]kubelet.Mask, n))
+	for i := range n {
+		var near []int
+		near, devices.Used[i], devices.Healthy[i] = of(i)
+		for _, node := range near {
 			if node != pci.Unknown {
-				masks[i] |= 1 << node
+				devices.Near[i] |= 1 << node
 			}
 		}
 	}
-	return demand{name, count, kubelet.NewDevices(machine, masks)}
+	return devices
 }

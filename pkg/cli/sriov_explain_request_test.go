@@ -28,13 +28,11 @@ func fakeDemand(name string, count int, all, free []int) demand {
 		}
 	}
 	machine := kubelet.Mask(1)<<len(all) - 1
-	d := newDemand(machine, name, count, len(near), func(i int) []int { return near[i : i+1] })
 	left := append([]int{}, free...)
-	for i, node := range near {
-		d.Used[i] = left[node] == 0
-		left[node] = max(left[node]-1, 0)
-	}
-	return d
+	return demand{name, count, newDevices(machine, len(near), func(i int) ([]int, bool, bool) {
+		left[near[i]]--
+		return near[i : i+1], left[near[i]] < 0, true
+	})}
 }
 
 // decisions() formats the decision of each policy on a line of its own.
@@ -133,7 +131,7 @@ func TestRequestOfReserved(t *testing.T) {
 
 // TestRequestWithoutNodes checks devices whose NUMA nodes the kubelet does not know.
 func TestRequestWithoutNodes(t *testing.T) {
-	nowhere := newDemand(1, "vf", 2, 2, func(int) []int { return nil })
+	nowhere := demand{"vf", 2, newDevices(1, 2, func(int) ([]int, bool, bool) { return nil, false, true })}
 	if got := decisions(t, 1, nowhere); strings.Count(got, ": yes") != 4 {
 		t.Errorf("got\n%s", got)
 	}
@@ -144,8 +142,7 @@ func TestRequestWithoutNodes(t *testing.T) {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	// Devices without a NUMA node are ignored if other devices of the resource have one.
-	mixed := newDemand(3, "vf", 2, 3, func(i int) []int { return [][]int{{0}, nil, nil}[i] })
-	mixed.Used[0] = true
+	mixed := demand{"vf", 2, newDevices(3, 3, func(i int) ([]int, bool, bool) { return [][]int{{0}, nil, nil}[i], i == 0, true })}
 	if got := decisions(t, 3, mixed); !strings.Contains(got, "restricted {0,1}: no, never") ||
 		!strings.Contains(got, "best-effort {0,1}: yes") {
 		t.Errorf("got\n%s", got)
