@@ -4,6 +4,7 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -53,11 +54,16 @@ func (c *checker) checkPod(m manifest, path string, value strict.Value) {
 		if pc.Template != "" {
 			kind, name = kindTemplate, pc.Template
 		}
+		place := m.at(fmt.Sprintf("%s.resourceClaims[%d]", path, i))
 		at := slices.IndexFunc(c.objects, func(o manifest) bool {
 			return o.kind() == kind && o.name() == name && o.namespace() == m.namespace()
 		})
-		if at < 0 {
-			c.fail("%s: %s %s is in none of the files and was not checked", m.at(fmt.Sprintf("%s.resourceClaims[%d]", path, i)), kind, name)
+		switch {
+		case (pc.Claim == "") == (pc.Template == ""):
+			c.fail("%s: want resourceClaimName or resourceClaimTemplateName", place)
+			continue
+		case at < 0:
+			c.fail("%s: %s %s is in none of the files and was not checked", place, kind, name)
 			continue
 		}
 		c.read++
@@ -70,16 +76,16 @@ func (c *checker) checkPod(m manifest, path string, value strict.Value) {
 		requests[i] = alone.checked
 		for k := range i {
 			if text := sharedSetting(requests[i], requests[k]); text != "" {
-				c.fail("%s: claim %s: %s: %s of the pod sets the same value, and only one VF of a pod can have it",
-					m.at(fmt.Sprintf("%s.resourceClaims[%d]", path, i)), pc.Name, text, spec.Claims[k].Name)
+				c.fail("%s: claim %s: %s: %s of the pod sets the same value, and only one VF of a pod can have it", place, pc.Name, text,
+					spec.Claims[k].Name)
 			}
 		}
 	}
 	for _, container := range append(slices.Clone(spec.InitContainers), spec.Containers...) {
-		for name, count := range container.Resources.Limits {
+		for _, name := range slices.Sorted(maps.Keys(container.Resources.Limits)) {
 			if class, ok := c.class(func(d deviceClass) bool { return d.ExtendedResourceName == name }); ok {
 				var spec claimSpec
-				n, _ := strconv.Atoi(strings.Trim(string(count), `"`)) // 0 of a text that the API server refuses stands for one device
+				n, _ := strconv.Atoi(strings.Trim(string(container.Resources.Limits[name]), `"`)) // 0 of a text that the API server refuses stands for one device
 				request := exactRequest{deviceRequest: deviceRequest{Class: class.name, Count: n}}
 				spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
 				c.checkDevices(manifest{m.root, ", container " + container.Name}, "resources.limits", spec)

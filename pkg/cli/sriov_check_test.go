@@ -167,6 +167,7 @@ func TestCheckClaimRefused(t *testing.T) {
 		"requests[4]: a list: want an object", "requests[3].name: an object: want a string",
 		"config[0].requests[1]: 5: want a string", `config[0].opaque: "x": want an object`,
 		"parameters.vlann: unknown key", "m.yaml: a: duplicate key", "resourceClaims[0].name: 5: want a string",
+		"resourceClaims[0]: want resourceClaimName or resourceClaimTemplateName",
 		"spec.containers: 7: want a list", "m.yaml: yaml: did not find expected node content",
 	} {
 		if !strings.Contains(stderr, says) {
