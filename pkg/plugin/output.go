@@ -71,7 +71,8 @@ func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 // errorJSON encodes an error as an error document (SPEC.md, section "Error"). The error document contains all information for an
 // administrator, because runtimes show the keys msg and details but drop stderr.
 func (r *Request) errorJSON(err error) []byte {
-	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(err.Error(), 900))
+	text := strings.ReplaceAll(err.Error(), "\n", "; ") // errors.Join puts each error on a line
+	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(text, 900))
 	details := r.identity()
 	if h := Hint(err); h != "" {
 		details += "; " + printable(h, 900)
@@ -114,14 +115,11 @@ func (r *Request) identity() string {
 // the given number of bytes.
 func printable(s string, most int) string {
 	s = strings.Map(func(c rune) rune {
-		switch {
-		case c == '\n':
-			return ' '
-		case c < ' ' || c == 0x7f || c > 0x7e:
+		if c < ' ' || c > '~' {
 			return '?'
 		}
 		return c
-	}, s)
+	}, strings.ReplaceAll(s, "\n", " "))
 	if len(s) > most {
 		return s[:most] + "..."
 	}

@@ -140,7 +140,7 @@ func TestErrorDocumentIsPrintable(t *testing.T) {
 	if strings.ContainsFunc(f.Msg+f.Details, unprintable) || len(f.Msg) > 1000 || len(f.Details) > 2000 {
 		t.Errorf("got %d and %d bytes: %+v", len(f.Msg), len(f.Details), f)
 	}
-	if !strings.HasPrefix(f.Msg, "x del: a b?[31m???") {
+	if !strings.HasPrefix(f.Msg, "x del: a; b?[31m???") {
 		t.Errorf("got %.40q", f.Msg)
 	}
 }
