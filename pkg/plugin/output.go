@@ -71,7 +71,7 @@ func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 // errorJSON encodes an error as an error document (SPEC.md, section "Error"). The error document contains all information for an
 // administrator, because runtimes show the keys msg and details but drop stderr.
 func (r *Request) errorJSON(err error) []byte {
-	text := strings.ReplaceAll(err.Error(), "\n", "; ") // errors.Join puts each error on a line
+	text := strings.NewReplacer("\n", "; ").Replace(err.Error()) // errors.Join puts each error on a line
 	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(text, 900))
 	details := r.identity()
 	if h := Hint(err); h != "" {
@@ -119,7 +119,7 @@ func printable(s string, most int) string {
 			return '?'
 		}
 		return c
-	}, strings.ReplaceAll(s, "\n", " "))
+	}, strings.NewReplacer("\n", " ").Replace(s))
 	if len(s) > most {
 		return s[:most] + "..."
 	}
