@@ -139,6 +139,9 @@ func (s parsedPackage) addKeys(path string, of ast.Expr, found map[string]keyTyp
 		}
 		for _, field := range of.Fields.List {
 			name := jsonName(field)
+			if name == "-" {
+				continue
+			}
 			if name == "" && len(field.Names) > 0 {
 				s.t.Fatalf("%s: field %s has no JSON name", path, field.Names[0])
 			}

@@ -118,7 +118,7 @@ func (raw rawConfig) rangeLists() [][]rawRange {
 	}
 	for i, list := range raw.IPAM.Ranges {
 		for k := range list {
-			list[k].key = fmt.Sprintf("ranges[%d][%d]", i, k)
+			list[k].Key = fmt.Sprintf("ranges[%d][%d]", i, k)
 		}
 	}
 	return append(lists, raw.IPAM.Ranges...)
@@ -146,7 +146,7 @@ func parseSets(r *plugin.Request, raw rawConfig, fail func(error)) (sets []Range
 			if wrong == nil {
 				wrong = r.forPods()
 			}
-			fail(plugin.WithKey(raw.key, wrong))
+			fail(plugin.WithKey(raw.Key, wrong))
 			err = cmp.Or(err, wrong)
 			sets[i] = append(sets[i], r)
 		}

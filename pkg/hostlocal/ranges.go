@@ -29,7 +29,7 @@ type rawRange struct {
 	RangeEnd   string `json:"rangeEnd"`
 	Gateway    string `json:"gateway"`
 
-	key string // of the object in the object "ipam"
+	Key string `json:"-"` // of the range in the object "ipam"
 }
 
 func parseRange(raw rawRange) (Range, error) {
