@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -40,7 +39,7 @@ func (l *leases) markBoot() (since time.Time, err error) {
 
 // boot reads the boot file of a lease folder. The result content is what the file should have, or "" if it has that.
 func boot(dir *store.Dir) (since time.Time, content string, err error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	data, err := store.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return since, "", err
 	}

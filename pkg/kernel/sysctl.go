@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // Sysctl is a setting below /proc/sys/net.
@@ -74,7 +75,7 @@ func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
 	folder := n.sysctls[family]
 	if folder == nil {
 		var err error
-		if folder, err = os.Open(filepath.Join(sysctlRoot, family)); err != nil {
+		if folder, err = store.OpenRead(filepath.Join(sysctlRoot, family), unix.O_DIRECTORY); err != nil {
 			return nil, err
 		}
 		if n.sysctls == nil {

@@ -262,32 +262,6 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestStamp: Stamp sets the folder's modification time to the exact current time. The time of the last kernel tick would not suffice,
-// because a later change within the same tick would get the same time.
-func TestStamp(t *testing.T) {
-	d, err := Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	for range 50 {
-		before := time.Now().UnixNano()
-		stamp, err := d.Stamp()
-		if modified, e := d.Modified(); err != nil || e != nil || modified != stamp || stamp < before || stamp > time.Now().UnixNano() {
-			t.Fatalf("stamp %d, modified %d, before %d: %v", stamp, modified, before, err)
-		}
-		if err := d.Overwrite("file", nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if modified, err := d.Modified(); err != nil || modified == stamp {
-			t.Fatalf("a new file left the time %d: %v", modified, err)
-		}
-		if err := d.Remove("file"); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // TestLockWithoutWait: with a timeout of 0, a held lock causes an error, and a free lock is taken.
 func TestLockWithoutWait(t *testing.T) {
 	d, err := Open(t.TempDir())

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -35,35 +34,38 @@ func (d *Dir) irregularHint(name string, err error) error {
 // openFile opens a file in this folder. openFile never blocks, and it does not follow a symbolic link. If the file is not regular, openFile
 // returns an error.
 func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
-	path := filepath.Join(d.path, name)
-	if !fs.ValidPath(name) || strings.Contains(name, "/") {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrInvalid}
-	}
-	fd, err := -1, error(unix.EINTR)
-	for errors.Is(err, unix.EINTR) {
-		fd, err = unix.Openat(int(d.self.Fd()), name, flag|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, uint32(mode))
-	}
-	var info unix.Stat_t
-	switch {
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV): // a symbolic link; a FIFO or a socket; a device
-		err = ErrIrregular
-	case err == nil:
-		if err = unix.Fstat(fd, &info); err != nil {
-			break
+	fd := -1
+	err := d.at("open", name, func(dir int) (err error) {
+		fd, err = unix.Openat(dir, name, flag|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, uint32(mode))
+		switch {
+		case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV): // a symbolic link; a FIFO or a socket; a device
+			return ErrIrregular
+		case err != nil:
+			return err
 		}
-		if kind := info.Mode & unix.S_IFMT; kind == unix.S_IFDIR {
-			err = unix.EISDIR
-		} else if kind != unix.S_IFREG {
-			err = ErrIrregular
-		}
-	}
-	if err != nil {
-		if fd >= 0 {
+		if err = mustBeRegular(fd); err != nil {
 			unix.Close(fd)
 		}
-		return nil, d.irregularHint(name, &fs.PathError{Op: "open", Path: path, Err: err})
+		return err
+	})
+	if err != nil {
+		return nil, d.irregularHint(name, err)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return os.NewFile(uintptr(fd), filepath.Join(d.path, name)), nil
+}
+
+func mustBeRegular(fd int) error {
+	var info unix.Stat_t
+	if err := unix.Fstat(fd, &info); err != nil {
+		return err
+	}
+	switch info.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return nil
+	case unix.S_IFDIR:
+		return unix.EISDIR
+	}
+	return ErrIrregular
 }
 
 // create() replaces a file in the folder with a new, empty file. create() returns the new file, which is open.
@@ -73,15 +75,28 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 		if !errors.Is(err, fs.ErrExist) || again == 10 {
 			return f, err
 		}
-		if err := d.root.RemoveAll(name); err != nil {
-			return nil, d.withFolder(err)
+		if err := os.RemoveAll(filepath.Join(d.path, name)); err != nil {
+			return nil, err
 		}
 	}
 }
 
+// OpenRead opens a file or a folder for reading. The argument `flags` contains additional flags for open(2). Unlike os.Open, OpenRead does not
+// find out whether the kernel can poll the file, which takes five system calls.
+func OpenRead(path string, flags int) (*os.File, error) {
+	fd, err := -1, error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|flags, 0)
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
 // Names returns the names in a folder. The argument `most` is the maximum number of names; a value less than 1 means no limit.
 func Names(path string, most int) ([]string, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) // a FIFO in place of the folder would block
+	f, err := OpenRead(path, unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +111,7 @@ func ReadFile(path string) ([]byte, error) { return ReadSmall(path, maxFile, 0) 
 // ReadSmall returns the content of a regular file. ReadSmall returns an error for a file with more than the given number of bytes. The
 // argument `flags` contains additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|flags, 0) // O_NONBLOCK: a FIFO must not block
+	f, err := OpenRead(path, unix.O_NONBLOCK|flags) // a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {
 		return nil, fmt.Errorf("%q is a symbolic link: want a regular file", path)
 	}

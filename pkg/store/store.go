@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package store stores small files in a state folder. The package provides atomic writes, exclusive creation of a file with its content,
-// and locks with a deadline. All accesses go through os.Root, so a name or a symbolic link cannot lead out of the folder.
+// and locks with a deadline. A name has no slash, and no symbolic link with such a name is followed, so no access leads out of the folder.
 package store
 
 import (
@@ -37,39 +37,32 @@ const Root = "/run/podlace"
 
 // Dir is a state folder that is open.
 type Dir struct {
-	root *os.Root
-	self *os.File // the folder itself
+	self *os.File
 	path string
 }
 
 // Open opens the folder at path. If the folder is missing, Open returns an error that matches fs.ErrNotExist.
 func Open(path string) (*Dir, error) {
-	if info, err := os.Stat(path); err == nil && !info.IsDir() { // a FIFO would block
-		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
-	}
-	root, err := os.OpenRoot(path)
+	f, err := OpenRead(path, unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
-	d := &Dir{root: root, path: path}
-	if d.self, err = root.Open("."); err != nil {
-		root.Close()
-		return nil, d.withFolder(err)
-	}
-	return d, nil
+	return &Dir{f, path}, nil
 }
 
-// withFolder adds the path of the folder to an error of os.Root. An error of os.Root contains only the name within the folder.
-func (d *Dir) withFolder(err error) error {
-	var one *fs.PathError
-	if errors.As(err, &one) {
-		return &fs.PathError{Op: one.Op, Path: filepath.Join(d.path, one.Path), Err: one.Err}
+// at calls a function with the descriptor of the folder, for a file in it, until no signal interrupts the function.
+func (d *Dir) at(op, name string, call func(dir int) error) error {
+	path, err := filepath.Join(d.path, name), error(unix.EINTR)
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		err = fs.ErrInvalid
 	}
-	var two *os.LinkError
-	if errors.As(err, &two) {
-		return &os.LinkError{Op: two.Op, Old: filepath.Join(d.path, two.Old), New: filepath.Join(d.path, two.New), Err: two.Err}
+	for errors.Is(err, unix.EINTR) {
+		err = call(int(d.self.Fd()))
 	}
-	return err
+	if err != nil {
+		return &fs.PathError{Op: op, Path: path, Err: err}
+	}
+	return nil
 }
 
 // Make opens the folder at path. Make creates the folder and its parents if they are missing.
@@ -96,57 +89,23 @@ func RemoveAll(path string) error {
 }
 
 // Close closes the folder. Close does not release locks in the folder.
-func (d *Dir) Close() error { return errors.Join(d.self.Close(), d.root.Close()) }
+func (d *Dir) Close() error { return d.self.Close() }
 
 // Path returns the path that was passed to Open or Make.
 func (d *Dir) Path() string { return d.path }
 
-// Modified returns the modification time of the folder in nanoseconds since 1970.
-func (d *Dir) Modified() (int64, error) {
-	info, err := d.self.Stat()
-	if err != nil {
-		return 0, err
-	}
-	return info.ModTime().UnixNano(), nil
-}
-
 // Written returns the modification time of a file in the folder.
 func (d *Dir) Written(name string) (time.Time, error) {
-	info, err := d.root.Lstat(name)
-	if err != nil {
-		return time.Time{}, d.withFolder(err)
-	}
-	return info.ModTime(), nil
+	var info unix.Stat_t
+	err := d.at("stat", name, func(dir int) error { return unix.Fstatat(dir, name, &info, unix.AT_SYMLINK_NOFOLLOW) })
+	return time.Unix(info.Mtim.Unix()), err
 }
 
 // SetWritten sets the modification time of a file in the folder.
 func (d *Dir) SetWritten(name string, at time.Time) error {
 	fault.Step("set time of", name)
-	return d.withFolder(d.root.Chtimes(name, time.Time{}, at))
-}
-
-// Stamp sets the modification time of the folder to the current time. Stamp returns the value that Modified returns after the change. For
-// a normal change, kernels before 6.13 store the time of the last tick, so changes within a few milliseconds may get the same time. Stamp
-// sets a time in nanoseconds, so a later change gets a different time.
-func (d *Dir) Stamp() (int64, error) {
-	fault.Step("stamp", d.path)
-	now := unix.NsecToTimespec(time.Now().UnixNano())
-	err := unix.UtimesNanoAt(int(d.self.Fd()), ".", []unix.Timespec{{Nsec: unix.UTIME_OMIT}, now}, 0)
-	if err != nil && !errors.Is(err, unix.EPERM) { // another user's folder keeps its time
-		return 0, &fs.PathError{Op: "stamp", Path: d.path, Err: err}
-	}
-	return d.Modified()
-}
-
-// Move moves a file to another folder and keeps the file's name. Move replaces a file of the same name in that folder.
-func (d *Dir) Move(name string, to *Dir) error {
-	if err := fault.Point("move " + filepath.Join(d.path, name)); err != nil {
-		return err
-	}
-	if err := unix.Renameat(int(d.self.Fd()), name, int(to.self.Fd()), name); err != nil {
-		return &os.LinkError{Op: "rename", Old: filepath.Join(d.path, name), New: filepath.Join(to.path, name), Err: err}
-	}
-	return nil
+	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(at.UnixNano())}
+	return d.at("set time of", name, func(dir int) error { return unix.UtimesNanoAt(dir, name, times, unix.AT_SYMLINK_NOFOLLOW) })
 }
 
 // Read returns the content of a file in the folder. Read returns an error for a file with more than maxFile bytes.
@@ -169,7 +128,7 @@ func (d *Dir) ReadWritten(name string) ([]byte, time.Time, error) {
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, time.Time{}, d.withFolder(err)
+		return nil, time.Time{}, err
 	}
 	data, err := d.content(f, name)
 	return data, info.ModTime(), err
@@ -198,7 +157,7 @@ func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
 		return err
 	}
-	return d.withFolder(d.self.Sync())
+	return d.self.Sync()
 }
 
 // checkSize returns an error for content that is too large for Read.
@@ -218,7 +177,7 @@ func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	return d.withFolder(d.self.Sync())
+	return d.self.Sync()
 }
 
 // Rename renames a file within the folder. Rename replaces an existing file with the new name. Rename returns when the change is on the
@@ -227,10 +186,25 @@ func (d *Dir) Rename(name, to string) error {
 	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
 		return err
 	}
-	if err := d.root.Rename(name, to); err != nil {
-		return d.withFolder(err)
+	if err := d.rename(name, to); err != nil {
+		return err
 	}
-	return d.withFolder(d.self.Sync())
+	return d.self.Sync()
+}
+
+func (d *Dir) rename(name, to string) error {
+	return d.at("rename", to, func(dir int) error { return unix.Renameat(dir, name, dir, to) })
+}
+
+// unlink deletes a file or an empty folder.
+func (d *Dir) unlink(name string) error {
+	return d.at("remove", name, func(dir int) error {
+		err := unix.Unlinkat(dir, name, 0)
+		if errors.Is(err, unix.EISDIR) {
+			err = unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+		}
+		return err
+	})
 }
 
 func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
@@ -259,10 +233,10 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	err = fill(f)
 	if err = errors.Join(err, f.Close()); err == nil {
 		fault.Step("rename", temp)
-		err = d.irregularHint(name, d.withFolder(d.root.Rename(temp, name)))
+		err = d.irregularHint(name, d.rename(temp, name))
 	}
 	if err != nil {
-		_ = d.root.Remove(temp)
+		_ = d.unlink(temp)
 	}
 	return err
 }
@@ -299,25 +273,25 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := fault.Point("create " + path); err != nil {
 		return err
 	}
-	if !fs.ValidPath(name) || strings.Contains(name, "/") {
-		return &fs.PathError{Op: "create", Path: path, Err: fs.ErrInvalid}
-	}
-	fd, err := unix.Openat(int(d.self.Fd()), ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, uint32(mode))
+	fd := -1
+	err := d.at("create", name, func(dir int) (err error) {
+		fd, err = unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, uint32(mode))
+		return err
+	})
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return d.createNamed(name, data, mode)
 	}
 	if err != nil {
-		return &fs.PathError{Op: "create", Path: path, Err: err}
+		return err
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
 	if _, err := f.Write(data); err != nil {
 		return err
 	}
-	if err := unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), int(d.self.Fd()), name, unix.AT_SYMLINK_FOLLOW); err != nil {
-		return &fs.PathError{Op: "link", Path: path, Err: err}
-	}
-	return nil
+	return d.at("link", name, func(dir int) error {
+		return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), dir, name, unix.AT_SYMLINK_FOLLOW)
+	})
 }
 
 // createNamed is the implementation of Create for file systems without O_TMPFILE.
@@ -331,9 +305,9 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	}
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = d.withFolder(d.root.Link(temp, name))
+		err = d.at("link", name, func(dir int) error { return unix.Linkat(dir, temp, dir, name, 0) })
 	}
-	return errors.Join(err, d.withFolder(d.root.Remove(temp)))
+	return errors.Join(err, d.unlink(temp))
 }
 
 // Remove deletes the file with the given name. Remove has no effect if the file is missing.
@@ -341,26 +315,18 @@ func (d *Dir) Remove(name string) error {
 	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
 		return err
 	}
-	err := d.root.Remove(name)
-	if temp := d.root.Remove(tempPrefix + name); temp == nil {
+	err := d.unlink(name)
+	if temp := d.unlink(tempPrefix + name); temp == nil {
 		// A killed process has left this temporary file.
 		slog.Debug("removed an unfinished file", "folder", d.path, "name", name)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return d.withFolder(err)
-	}
-	return nil
+	return fault.Ignore(err, fs.ErrNotExist)
 }
 
 // List returns the names of the files in the folder. List does not return temporary files. List removes temporary files that are older
 // than a minute, because only killed processes leave such files.
 func (d *Dir) List() ([]string, error) {
-	f, err := d.root.Open(".")
-	if err != nil {
-		return nil, d.withFolder(err)
-	}
-	defer f.Close()
-	all, err := f.Readdirnames(-1)
+	all, err := Names(d.path, 0)
 	names := all[:0]
 	for _, name := range all {
 		if strings.HasPrefix(name, tempPrefix) {
@@ -373,7 +339,7 @@ func (d *Dir) List() ([]string, error) {
 }
 
 func (d *Dir) removeStale(name string) {
-	if info, err := d.root.Lstat(name); err == nil && time.Since(info.ModTime()).Abs() > time.Minute {
-		_ = d.root.Remove(name)
+	if at, err := d.Written(name); err == nil && time.Since(at).Abs() > time.Minute {
+		_ = d.unlink(name)
 	}
 }
