@@ -37,7 +37,7 @@ func TestBadConfig(t *testing.T) {
 		parameters string
 		says       []string
 	}{
-		"unknown": {"vlann: 100", []string{"config[1].opaque.parameters.vlann: 100"}},
+		"unknown": {"vlann: 100", []string{"config[1].opaque.parameters.vlann", "did you mean vlan"}},
 		"type":    {`mtu: "big"`, []string{"mtu", "big"}},
 		"value":   {"mtu: 12", []string{"mtu", "12"}},
 		"range":   {"vlan: 200", []string{"vlan", "200", "100-199"}},

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -166,11 +168,26 @@ func newKubelet(t *testing.T, policy string) *testKubelet {
 	return k
 }
 
-// runKubelet starts the kubelet and waits until it is healthy.
+// hasEnded reports whether the program has ended by itself.
+func (p *testProcess) hasEnded() bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, p.cmd.Process.Pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return err == nil && info.Signo != 0
+}
+
+// runKubelet starts the kubelet and waits until it is healthy. The kubelet ends if containerd does not serve the CRI yet; then it is started
+// again, as systemd does.
 func (k *testKubelet) runKubelet() {
 	k.t.Helper()
-	k.startProgram(kubeletPath(), "--config", k.config, "--config-dir", k.dropIns, "--hostname-override", "node", "--node-ip", "192.0.2.1")
+	start := func() {
+		k.startProgram(kubeletPath(), "--config", k.config, "--config-dir", k.dropIns, "--hostname-override", "node", "--node-ip", "192.0.2.1")
+	}
+	start()
 	checkWithin(k.t, 30*time.Second, "the kubelet is healthy", func() error {
+		if k.hasEnded() {
+			k.endProgram(syscall.SIGTERM)
+			start()
+		}
 		r, err := http.Get(healthURL)
 		if err != nil {
 			return err

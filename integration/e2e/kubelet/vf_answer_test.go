@@ -186,7 +186,7 @@ func TestRestartDuringAdd(t *testing.T) {
 			stop = sendRequests(t, 5000)
 		}
 		former := l.endSandbox("web")
-		checkWithin(t, 20*time.Second, "an ADD runs", func() error {
+		checkWithin(t, time.Minute, "an ADD runs", func() error {
 			if n := runningAdds(); n != 1 {
 				return fmt.Errorf("%d run", n)
 			}
