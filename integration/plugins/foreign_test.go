@@ -3,6 +3,7 @@
 package plugins
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -10,7 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"sync"
 	"testing"
 
 	"github.com/podlace/podlace/integration/harness"
@@ -19,33 +20,17 @@ import (
 // TestF44ForeignHands (F-44): the reference plugin host-local and Podlace's host-local use the same folder in turn. No address is assigned
 // twice. Each of the two plugins can delete leases that the other plugin created. No state remains.
 func TestF44ForeignHands(t *testing.T) {
-	harness.Need(t, "host-local")
-	reference := filepath.Join(harness.ReferenceDir(), "host-local")
-	if _, err := os.Stat(reference); err != nil {
-		t.Skip("SKIPPED: the reference's host-local could not be built")
-	}
+	f := newForeign(t, "10.90.0.0/28", "10.91.0.0/28")
+	reference := f.binaries[0]
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 44))
 	t.Logf("seed %d", seed)
-	binaries := []string{reference, filepath.Join(harness.BinDir(), "host-local")}
-	dir := t.TempDir()
 	const size = 2 * 13 // a /28 without network, broadcast and gateway, twice
 	given, by := map[string]string{}, map[string]string{}
-	stdin := string(harness.Encode(object{"cniVersion": "1.0.0", "name": "mixed", "type": "bridge",
-		"ipam": object{"type": "host-local", "dataDir": dir,
-			"ranges": []any{[]any{object{"subnet": "10.90.0.0/28"}, object{"subnet": "10.91.0.0/28"}}}}}))
-	call := func(binary, verb, id string) (string, error) {
-		cmd := exec.Command(binary)
-		cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net", "CNI_PATH=/",
-			"CNI_NETNS_OVERRIDE=1"}
-		cmd.Stdin = strings.NewReader(stdin)
-		out, err := cmd.Output()
-		return string(out), err
-	}
 	for step := range 400 {
-		binary, id := binaries[random.IntN(2)], fmt.Sprint("c", random.IntN(size+4))
+		binary, id := f.binaries[random.IntN(2)], fmt.Sprint("c", random.IntN(size+4))
 		if random.IntN(2) == 0 {
-			if out, err := call(binary, "DEL", id); err != nil {
+			if out, err := f.call(binary, "DEL", id); err != nil {
 				t.Fatalf("step %d: %s DEL %s: %v %s", step, binary, id, err, out)
 			}
 			delete(given, id)
@@ -54,28 +39,92 @@ func TestF44ForeignHands(t *testing.T) {
 			if has && by[id] == reference {
 				binary = reference // only its scan of all leases finds such a second ADD, which the CNI specification forbids
 			}
-			out, err := call(binary, "ADD", id)
+			out, err := f.call(binary, "ADD", id)
 			if wantErr := has || len(given) == size; (err != nil) != wantErr {
 				t.Fatalf("step %d: %s ADD %s with %d leases: %v %s", step, binary, id, len(given), err, out)
 			}
 			if err == nil {
-				var result struct {
-					IPs []struct{ Address netip.Prefix }
-				}
-				if err := json.Unmarshal([]byte(out), &result); err != nil || len(result.IPs) != 1 {
-					t.Fatalf("step %d: %v %s", step, err, out)
-				}
-				given[id], by[id] = result.IPs[0].Address.Addr().String(), binary
+				given[id], by[id] = addressIn(t, out), binary
 			}
 		}
-		mustBeLeased(t, filepath.Join(dir, "mixed"), given)
+		mustBeLeased(t, f.folder, given)
 	}
 	for id := range given {
-		if out, err := call(binaries[random.IntN(2)], "DEL", id); err != nil {
+		if out, err := f.call(f.binaries[random.IntN(2)], "DEL", id); err != nil {
 			t.Errorf("DEL %s: %v %s", id, err, out)
 		}
 	}
-	mustBeLeased(t, filepath.Join(dir, "mixed"), nil)
+	mustBeLeased(t, f.folder, nil)
+}
+
+// TestF44ForeignAtOnce (F-44): 200 pods start at once, half of them by the reference plugin, and end at once by the other one.
+func TestF44ForeignAtOnce(t *testing.T) {
+	f := newForeign(t, "10.90.0.0/24")
+	given := map[string]string{}
+	for turn, verb := range []string{"ADD", "DEL"} {
+		var mutex sync.Mutex
+		var group sync.WaitGroup
+		for i := range 200 {
+			group.Go(func() {
+				id := fmt.Sprint("c", i)
+				out, err := f.call(f.binaries[(i+turn)%2], verb, id)
+				mutex.Lock()
+				defer mutex.Unlock()
+				if err != nil {
+					t.Errorf("%s %s: %v %s", verb, id, err, out)
+				} else if delete(given, id); verb == "ADD" {
+					given[id] = addressIn(t, out)
+				}
+			})
+		}
+		group.Wait()
+		mustBeLeased(t, f.folder, given)
+	}
+}
+
+// The type foreign is a lease folder that host-local of the reference plugins and of Podlace use.
+type foreign struct {
+	binaries []string // the reference's, and that of this tree
+	folder   string
+	stdin    []byte
+}
+
+func newForeign(t *testing.T, subnets ...string) foreign {
+	t.Helper()
+	harness.Need(t, "host-local")
+	reference := filepath.Join(harness.ReferenceDir(), "host-local")
+	if _, err := os.Stat(reference); err != nil {
+		t.Skip("SKIPPED: the reference's host-local could not be built")
+	}
+	var set []any
+	for _, subnet := range subnets {
+		set = append(set, object{"subnet": subnet})
+	}
+	dir := t.TempDir()
+	return foreign{[]string{reference, filepath.Join(harness.BinDir(), "host-local")}, filepath.Join(dir, "mixed"), harness.Encode(object{
+		"cniVersion": "1.0.0", "name": "mixed", "type": "bridge",
+		"ipam": object{"type": "host-local", "dataDir": dir, "ranges": []any{set}}})}
+}
+
+func (f foreign) call(binary, verb, id string) (string, error) {
+	cmd := exec.Command(binary)
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/proc/self/ns/net", "CNI_PATH=/",
+		"CNI_NETNS_OVERRIDE=1"}
+	cmd.Stdin = bytes.NewReader(f.stdin)
+	out, err := cmd.Output()
+	return string(out), err
+}
+
+func addressIn(t *testing.T, out string) string {
+	t.Helper()
+	var result struct {
+		IPs []struct{ Address netip.Prefix }
+	}
+	if err := json.Unmarshal([]byte(out), &result); err != nil || len(result.IPs) != 1 {
+		t.Errorf("%v %s", err, out)
+		return ""
+	}
+	return result.IPs[0].Address.Addr().String()
 }
 
 // mustBeLeased checks that exactly the assigned addresses have lease files.
