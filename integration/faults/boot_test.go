@@ -37,7 +37,9 @@ func rebootNode(t *testing.T, pods ...*sandbox.Pod) {
 		"for l in $(for kind in veth ifb bridge; do ip -o link show type $kind; done | sed 's/^[0-9]*: //; s/[@:].*//'); do ip link del $l 2>/dev/null || true; done")
 	file := filepath.Join(t.TempDir(), "boot_id")
 	id := fmt.Sprintf("%08x-0000-4000-8000-000000000000\n", time.Now().UnixNano()&0xffffffff)
-	if err := errors.Join(os.WriteFile(file, []byte(id), 0o444), unix.Mount(file, bootID, "", unix.MS_BIND, "")); err != nil {
+	longAgo := time.Now().AddDate(-10, 0, 0) // the machine has really been booted later
+	if err := errors.Join(os.WriteFile(file, []byte(id), 0o444), unix.Mount(file, bootID, "", unix.MS_BIND, ""),
+		setTimes("/var/lib/cni/networks", longAgo)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -147,6 +148,11 @@ func (c gcLab) emulateReboot(network, id string) {
 	}
 	for _, path := range records {
 		kerneltest.Must(c.T, os.Remove(path))
+	}
+	leases, _ := filepath.Glob("/var/lib/cni/networks/" + network + "/*")
+	longAgo := time.Now().AddDate(-10, 0, 0) // the machine has really been booted later
+	for _, path := range leases {
+		kerneltest.Must(c.T, os.Chtimes(path, longAgo, longAgo))
 	}
 	kerneltest.Must(c.T, os.WriteFile("/var/lib/cni/networks/"+network+"/podlace_boot", []byte("earlier 0\n"), 0o600))
 }

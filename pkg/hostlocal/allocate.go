@@ -26,7 +26,6 @@ type allocation struct {
 	mine   []netip.Addr        // taken by this ADD
 	taken  map[netip.Addr]bool // nil until the folder has been listed
 	misses int
-	probed int
 }
 
 // allocateAll takes one address from each range set. After an error, the caller calls giveBack.
@@ -94,8 +93,14 @@ func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) error {
 		return err
 	}
 	is, leased := a.l.read(addr)
-	if leased && a.isFree(is) {
-		return a.takeOver(is)
+	if leased {
+		free, err := a.isFree(is)
+		if err != nil {
+			return err
+		}
+		if free {
+			return a.takeOver(addr)
+		}
 	}
 	reason := "the node has it or a route to it"
 	if leased {
@@ -121,9 +126,9 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 		}
 		a.misses++
 	}
-	is, ok, err := a.reclaim(set)
+	got, ok, err := a.reclaim(set)
 	if ok || err != nil {
-		return is.addr, err
+		return got, err
 	}
 	return netip.Addr{}, a.exhausted(set)
 }
@@ -138,18 +143,19 @@ func (a *allocation) exhausted(set RangeSet) error {
 		a.l.dir.Path())
 }
 
-// take takes addr and returns true, or returns false if addr is not free. An address that the node itself has, or to which it has a route
-// of its own, belongs to somebody without a lease.
+// take takes addr and returns true, or returns false if addr is not free. An address without a lease that the node itself has, or to which
+// it has a route of its own, belongs to somebody else.
 func (a *allocation) take(addr netip.Addr) (bool, error) {
+	ok, err := a.l.createLease(addr, a.r.Attachment())
+	if !ok || err != nil {
+		return false, err
+	}
 	if m, err := a.host.MatchRoute(addr); err == nil && m.Dst.IsSingleIP() {
 		a.r.Log.Warn("the node has this address or a route to it alone, so it is not assigned", "address", addr)
-		return false, nil
+		return false, a.l.dir.Remove(addr.String())
 	}
-	ok, err := a.l.createLease(addr, a.r.Attachment())
-	if ok {
-		a.mine = append(a.mine, addr)
-	}
-	return ok, err
+	a.mine = append(a.mine, addr)
+	return true, nil
 }
 
 // pickRequest returns the address that the pod requests from the set, and the requests for other sets. pickRequest drops requests for the

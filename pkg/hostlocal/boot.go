@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -21,21 +24,27 @@ const bootFile = "podlace_boot"
 const (
 	// probeTime is how long a pod may take to answer ARP or neighbour discovery. A kernel behind the same bridge needs microseconds.
 	probeTime = 300 * time.Millisecond
-	// maxProbed limits the leases that one ADD probes while it holds the lock.
-	maxProbed = 8
+	// maxProbed limits the leases that one ADD probes, because the neighbour tables of the kernel have limits.
+	maxProbed = 128
 )
 
-// markBoot brings the boot file up to date. It returns the time before which leases are of an earlier boot, or zero if none is known to be.
-func (l *leases) markBoot() (since time.Time, err error) {
+// markBoot brings the boot file up to date and sets l.since. The result lost is true if the folder had no boot file.
+func (l *leases) markBoot() (lost bool) {
 	since, content, err := boot(l.dir)
+	lost = strings.HasSuffix(content, takenOver)
 	if content != "" && err == nil {
 		err = l.dir.Write(bootFile, []byte(content), 0o600)
 	}
 	if err != nil {
-		return time.Time{}, err
+		l.log.Warn("leases of an earlier boot are not recognised", "error", err)
+		return false
 	}
-	return since, nil
+	l.since = since
+	return lost
 }
+
+// takenOver ends the content of the boot file in the boot in which Podlace begins to use the folder.
+const takenOver = " 0\n"
 
 // boot reads the boot file of a lease folder. The result content is what the file should have, or "" if it has that.
 func boot(dir *store.Dir) (since time.Time, content string, err error) {
@@ -50,20 +59,25 @@ func boot(dir *store.Dir) (since time.Time, content string, err error) {
 	var id string
 	var nanoseconds int64
 	if _, err := fmt.Sscanf(string(data), "%s %d", &id, &nanoseconds); err != nil {
-		return since, now + " 0\n", nil
+		return since, now + takenOver, nil
 	}
 	if id != now {
 		since = time.Now()
-		return since, fmt.Sprintf("%s %d\n", now, since.UnixNano()), nil
-	}
-	if nanoseconds != 0 {
+		content = fmt.Sprintf("%s %d\n", now, since.UnixNano())
+	} else if nanoseconds != 0 {
 		since = time.Unix(0, nanoseconds)
 	}
-	return since, "", nil
+	// The reference plugin may have used the folder in this boot before.
+	if up := (unix.Timespec{}); !since.IsZero() && unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) == nil {
+		if booted := time.Now().Add(-time.Duration(up.Nano())); booted.Before(since) {
+			since = booted
+		}
+	}
+	return since, content, nil
 }
 
-// isEarlier reports whether a lease is of an earlier boot: it is older than this boot's first use of the folder, and no record of its
-// attachment has the address. The clock may have been set back since, so this is no proof.
+// isEarlier reports whether a lease is of an earlier boot: it is older than this boot and than Podlace's first use of the folder in it, and
+// no record of its attachment has the address. The clock may have been set since, so this is no proof.
 func (l *leases) isEarlier(is lease) bool {
 	return !is.torn() && is.of.ContainerID[0] != '?' && is.written.Before(l.since) && !l.isRecorded(is)
 }
@@ -84,39 +98,50 @@ func (l *leases) isRecorded(is lease) bool {
 
 // isFree reports whether the address of a lease may be taken: the lease is torn, or it is of an earlier boot and nobody answers for the
 // address on this node.
-func (a *allocation) isFree(is lease) bool {
-	if is.torn() {
-		return true
+func (a *allocation) isFree(is lease) (bool, error) {
+	if is.torn() || !a.l.isEarlier(is) {
+		return is.torn(), nil
 	}
-	if !a.l.isEarlier(is) || a.probed == maxProbed {
-		return false
-	}
-	a.probed++
-	answers, err := a.host.Answers(is.addr, probeTime)
-	if answers || err != nil {
-		a.r.Log.Warn("a lease of an earlier boot keeps its address", "lease", is.addr, "answers", answers, "error", err)
-		return false
-	}
-	a.r.Log.Warn("taking the address of a pod of an earlier boot", "lease", is.addr, "of", is.of.ContainerID, "ifname", is.of.IfName)
-	return true
+	silent, err := a.host.Silent([]netip.Addr{is.addr}, probeTime)
+	return len(silent) > 0, err
 }
 
-// reclaim takes an address of a full set whose lease is torn or of an earlier boot, the oldest first.
-func (a *allocation) reclaim(set RangeSet) (lease, bool, error) {
+// reclaim takes an address of a full set whose lease is torn or of an earlier boot, and deletes the other leases of an earlier boot for
+// which nobody answers, so that the next ADDs need not ask again. It asks for the oldest first.
+func (a *allocation) reclaim(set RangeSet) (got netip.Addr, ok bool, err error) {
 	all, err := a.l.all()
 	slices.SortStableFunc(all, func(a, b lease) int { return a.written.Compare(b.written) })
+	var old []netip.Addr
 	for _, is := range all {
-		if r, in := set.find(is.addr); in && is.addr != r.Gateway && a.isFree(is) {
-			return is, true, a.takeOver(is)
+		r, in := set.find(is.addr)
+		if !in || is.addr == r.Gateway {
+			continue
+		}
+		if is.torn() {
+			return is.addr, true, a.takeOver(is.addr)
+		}
+		if len(old) < maxProbed && a.l.isEarlier(is) {
+			old = append(old, is.addr)
 		}
 	}
-	return lease{}, false, err
+	if len(old) == 0 || err != nil {
+		return got, false, err
+	}
+	silent, err := a.host.Silent(old, probeTime)
+	a.r.Log.Warn("taking addresses of pods of an earlier boot", "leases", len(old), "silent", silent)
+	if len(silent) == 0 || err != nil {
+		return got, false, err
+	}
+	for _, addr := range silent[1:] {
+		err = errors.Join(err, a.l.dir.Remove(addr.String()))
+	}
+	return silent[0], true, errors.Join(err, a.takeOver(silent[0]))
 }
 
-func (a *allocation) takeOver(is lease) error {
-	if err := a.l.dir.Write(is.addr.String(), []byte(leaseContent(a.r.Attachment())), 0o600); err != nil {
-		return fmt.Errorf("lease %s: %w", is.addr, err)
+func (a *allocation) takeOver(addr netip.Addr) error {
+	if err := a.l.dir.Write(addr.String(), []byte(leaseContent(a.r.Attachment())), 0o600); err != nil {
+		return fmt.Errorf("lease %s: %w", addr, err)
 	}
-	a.mine = append(a.mine, is.addr)
+	a.mine = append(a.mine, addr)
 	return nil
 }

@@ -27,7 +27,7 @@ func check(r *plugin.Request) error {
 	}
 	dir, err := store.Open(cfg.Dir)
 	if err != nil {
-		return plugin.Errorf(plugin.CodeStateDiffers, "lease folder: %w", err)
+		return plugin.Differs("lease folder: %w", err)
 	}
 	defer dir.Close()
 	leased := 0
@@ -46,7 +46,7 @@ func check(r *plugin.Request) error {
 		leased++
 	}
 	if unknown && leased == 0 {
-		return plugin.Errorf(plugin.CodeStateDiffers, "no address of prevResult is leased to container %q interface %q", r.ContainerID, r.IfName)
+		return plugin.Differs("no address of prevResult is leased to container %q interface %q", r.ContainerID, r.IfName)
 	}
 	return nil
 }
@@ -54,10 +54,10 @@ func check(r *plugin.Request) error {
 func checkLease(dir *store.Dir, addr netip.Addr, a plugin.Attachment) error {
 	data, err := dir.Read(addr.String())
 	if err != nil {
-		return plugin.Errorf(plugin.CodeStateDiffers, "lease of %s: %w", addr, err)
+		return plugin.Differs("lease of %s: %w", addr, err)
 	}
 	if of := parseOwner(data); !owns(of, a) {
-		return plugin.Errorf(plugin.CodeStateDiffers, "the lease of %s belongs to container %q interface %q", addr, of.ContainerID, of.IfName)
+		return plugin.Differs("the lease of %s belongs to container %q interface %q", addr, of.ContainerID, of.IfName)
 	}
 	return nil
 }

@@ -51,7 +51,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	defer att.Close()
-	l, err := openLeases(cfg.Dir, r)
+	l, err := openForAdd(cfg.Dir, r)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (l *leases) releaseAll(r *plugin.Request) error {
 
 // knownAddresses returns the addresses that a record or prevResult has for the attachment.
 func knownAddresses(r *plugin.Request) (known []netip.Addr) {
-	records, _ := attachment.RecordsOf(attachment.KeyOf(r), attachment.Plugins()...) // without them, DEL reads the leases
+	records, _ := attachment.RecordsOf(attachment.KeyOf(r), "bridge", "sriov", "host-local") // without them, DEL reads the leases
 	for _, rec := range records {
 		for _, p := range rec.Addresses() {
 			known = append(known, p.Addr())

@@ -36,7 +36,7 @@ type leases struct {
 	lock    *store.Lock
 	network string
 	log     *slog.Logger
-	since   time.Time // leases made before are of an earlier boot; zero if none is known to be
+	since   time.Time // leases made before are of an earlier boot; zero if none is known to be, and in all verbs but ADD
 }
 
 // openLeases locks the lease folder, and makes it if it is missing.
@@ -46,6 +46,20 @@ func openLeases(path string, r *plugin.Request) (*leases, error) {
 		return nil, fmt.Errorf("lease folder: %w", err)
 	}
 	return lockLeases(dir, r.Network, r.Log, attachment.Waiting)
+}
+
+// openForAdd locks the lease folder. If somebody has emptied the folder, openForAdd first creates the leases of live pods again, so that no
+// other pod gets their addresses.
+func openForAdd(path string, r *plugin.Request) (*leases, error) {
+	l, err := openLeases(path, r)
+	if err != nil || !l.markBoot() {
+		return l, err
+	}
+	l.close()
+	if err := restore(r.Network, r.Log, attachment.Trying, nil); err != nil {
+		return nil, err
+	}
+	return openLeases(path, r)
 }
 
 // openExisting locks the lease folder. If the network never had a lease, the error is fs.ErrNotExist.
@@ -64,11 +78,7 @@ func lockLeases(dir *store.Dir, network string, log *slog.Logger, locks attachme
 		dir.Close()
 		return nil, err
 	}
-	l := &leases{dir: dir, lock: lock, network: network, log: log}
-	if l.since, err = l.markBoot(); err != nil {
-		l.log.Warn("leases of an earlier boot are not recognised", "error", err)
-	}
-	return l, nil
+	return &leases{dir: dir, lock: lock, network: network, log: log}, nil
 }
 
 func (l *leases) close() {

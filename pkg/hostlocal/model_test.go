@@ -81,6 +81,15 @@ func (m *model) ownedBy(id string, boot int) (list []netip.Addr) {
 	return list
 }
 
+// releaseEarlier releases the addresses of a set that belong to an earlier boot.
+func (m *model) releaseEarlier(set int) {
+	for _, addr := range m.pools[set] {
+		if is, taken := m.owner[addr]; taken && is.boot < m.now {
+			delete(m.owner, addr)
+		}
+	}
+}
+
 func (m *model) release(id string) {
 	list := m.ownedBy(id, m.now)
 	if len(list) == 0 {
@@ -205,6 +214,9 @@ func (m *model) add(l lab, id string, wanted []netip.Addr, got answer) {
 			l.Errorf("ADD %s %v took %s, want one of %v", id, wanted, addr, any)
 		}
 		m.last[i] = addr
+		if _, full := m.owner[addr]; full && !slices.Contains(wanted, addr) {
+			m.releaseEarlier(i)
+		}
 		delete(m.owner, addr) // a failed ADD gives it back
 		if code == 0 {
 			m.owner[addr] = modelLease{id, m.now}

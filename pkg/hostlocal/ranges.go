@@ -3,9 +3,10 @@
 package hostlocal
 
 import (
+	"encoding/binary"
 	"fmt"
 	"iter"
-	"math/big"
+	"math/bits"
 	"net/netip"
 	"strings"
 
@@ -207,32 +208,13 @@ func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 	}
 }
 
-// size() returns the number of addresses that the plugin can assign from the set. The result ok is false if the number is larger than 2^32.
-func (s RangeSet) size() (total uint64, ok bool) {
-	for _, r := range s {
-		a, b := r.Start.As16(), r.End.As16()
-		var n uint64
-		for i := 8; i < 16; i++ {
-			n = n<<8 + uint64(b[i]) - uint64(a[i])
-		}
-		if [8]byte(a[:8]) != [8]byte(b[:8]) || n > 1<<32 {
-			return 0, false
-		}
-		total += n + 1
-		if r.Contains(r.Gateway) {
-			total--
-		}
-	}
-	return total, true
-}
-
-// count() returns the number of addresses that the plugin can assign from a set of any size. count() rounds numbers above 2^53.
+// count() returns the number of addresses that the plugin can assign from the set. count() rounds numbers above 2^53.
 func (s RangeSet) count() (total float64) {
 	for _, r := range s {
 		start, end := r.Start.As16(), r.End.As16()
-		n := new(big.Int).Sub(new(big.Int).SetBytes(end[:]), new(big.Int).SetBytes(start[:]))
-		f, _ := n.Float64()
-		total += f + 1
+		low, borrow := bits.Sub64(binary.BigEndian.Uint64(end[8:]), binary.BigEndian.Uint64(start[8:]), 0)
+		high, _ := bits.Sub64(binary.BigEndian.Uint64(end[:8]), binary.BigEndian.Uint64(start[:8]), borrow)
+		total += float64(high)*(1<<64) + float64(low) + 1
 		if r.Contains(r.Gateway) {
 			total--
 		}
@@ -241,7 +223,7 @@ func (s RangeSet) count() (total float64) {
 }
 
 // leasedCount returns how many addresses of the set are taken.
-func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
+func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n int) {
 	for addr := range taken {
 		if r, in := s.find(addr); in && addr != r.Gateway {
 			n++
@@ -253,11 +235,12 @@ func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n uint64) {
 // usage() returns a text that says how many addresses of the set are taken. The result "full" is true if all addresses of the set are
 // taken.
 func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
-	n, size := s.leasedCount(taken), "more than 2^32"
-	if total, ok := s.size(); ok {
-		size, full = fmt.Sprint(total), n >= total
+	n, total := s.leasedCount(taken), s.count()
+	size := "more than 2^32"
+	if total <= 1<<32 {
+		size = fmt.Sprint(uint64(total))
 	}
-	return fmt.Sprintf("%d of %s addresses are leased", n, size), full
+	return fmt.Sprintf("%d of %s addresses are leased", n, size), float64(n) >= total
 }
 
 // whyUnusable returns the reason why the plugin cannot assign the requested address addr.

@@ -4,11 +4,13 @@ package hostlocal
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
@@ -16,7 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Restore creates the missing leases of all live attachments, for example after somebody has emptied a lease folder.
+// Restore creates the missing leases of all live attachments, except for those of VFs, for example after somebody has emptied a lease
+// folder.
 func Restore(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}
@@ -26,22 +29,34 @@ func Restore(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// restore creates the missing leases of a network's attachments, of the valid ones if GC gives them. It reads the record of the oldest
-// attachment only, unless one of its leases is missing.
+// restore creates the missing leases of a network's attachments, of the valid ones if GC gives them. Where it does not wait for locks, it
+// ends at once if the oldest attachment has its leases, because who empties a folder takes all leases. Therefore, it creates those of the
+// oldest one last, and only after all others.
 func restore(network string, log *slog.Logger, locks attachment.Locker, valid map[plugin.Attachment]bool) error {
 	var errs []error
 	for _, kind := range []string{"bridge", "host-local"} {
+		var lost []attachment.Record
 		for rec := range attachment.OldestIn(network, kind) {
-			if addresses := rec.Addresses(); len(addresses) > 0 && len(missing(rec)) == 0 {
-				break
-			}
 			if valid != nil && !valid[rec.Attachment()] {
 				continue
 			}
-			errs = append(errs, restoreLeases(rec, log, locks))
+			if len(missing(rec)) > 0 {
+				lost = append(lost, rec)
+			} else if len(lost) == 0 && locks == attachment.Trying {
+				break
+			}
+		}
+		failed := false
+		for i, rec := range slices.Backward(lost) {
+			if i == 0 && failed {
+				break
+			}
+			err := restoreLeases(rec, log, locks)
+			failed = failed || err != nil
+			errs = append(errs, locks.Tolerate(err))
 		}
 	}
-	return locks.Tolerate(errors.Join(errs...))
+	return errors.Join(errs...)
 }
 
 // missing returns the addresses in a record that have no lease file, if host-local assigned them.
@@ -75,13 +90,13 @@ func restoreLeases(listed attachment.Record, log *slog.Logger, locks attachment.
 		return err
 	}
 	defer l.close()
-	var errs []error
 	for _, addr := range lost {
-		_, err := l.createLease(addr, rec.Attachment())
-		errs = append(errs, err)
+		if ok, err := l.createLease(addr, rec.Attachment()); !ok || err != nil {
+			return errors.Join(err, fmt.Errorf("lease of %s for container %s, %s: not restored", addr, rec.ContainerID, rec.IfName))
+		}
 	}
 	log.Warn("restored lost leases", "network", rec.Network, "of", rec.ContainerID, "ifname", rec.IfName, "addresses", lost)
-	return errors.Join(errs...)
+	return nil
 }
 
 // leaseDirOf returns the lease folder that an attachment's addresses are from. The result ok is false if another IPAM plugin assigned them.

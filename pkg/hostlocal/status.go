@@ -17,8 +17,8 @@ import (
 )
 
 // status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because addresses become free when
-// pods are deleted. With strictStatus in the configuration, an exhausted pool is an error. STATUS takes no lock. STATUS writes a file only
-// when a pool becomes exhausted or has free addresses again.
+// pods are deleted. With strictStatus in the configuration, an exhausted pool is an error. STATUS waits for no lock. It creates
+// lost leases of live pods again, and notes when a pool becomes exhausted or has free addresses again.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -92,9 +92,8 @@ func (l *leases) hasEarlier(set RangeSet) bool {
 type Usage struct {
 	Set    string // the ranges
 	IPv4   bool
-	Leased uint64
-	Size   uint64  // assignable addresses; 0 for more than 2^32
-	Free   float64 // assignable addresses without a lease, rounded if there are more than 2^53
+	Leased int
+	Size   float64 // assignable addresses, rounded if there are more than 2^53
 }
 
 // ReadUsage returns the usage of each range set in a configuration. ReadUsage takes no lock.
@@ -113,9 +112,7 @@ func ReadUsage(r *plugin.Request) (list []Usage, err error) {
 		return nil, fmt.Errorf("lease folder: %w", err)
 	}
 	for _, set := range cfg.Sets {
-		size, _ := set.size()
-		leased := set.leasedCount(taken)
-		list = append(list, Usage{set.String(), set.is4(), leased, size, max(0, set.count()-float64(leased))})
+		list = append(list, Usage{set.String(), set.is4(), set.leasedCount(taken), set.count()})
 	}
 	return list, nil
 }

@@ -16,43 +16,50 @@ import (
 // discard is the port of a service that ignores what it gets (RFC 863).
 const discard = 9
 
-// Answers reports whether a host on a link of this namespace answers ARP or neighbour discovery for an address within the given time. If no
-// route leads to the address without a gateway, nobody can. A packet to the address makes the kernel ask. The namespace must be that of the
-// process.
-func (n *NS) Answers(addr netip.Addr, within time.Duration) (bool, error) {
-	m, err := n.MatchRoute(addr)
-	if NoRoute(err) || err == nil && (!m.OnLink || m.Local) {
-		return m.Local, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	state, err := n.neighbour(m.FirstLink(), addr)
-	if err != nil || state == netlink.NUD_PERMANENT {
-		return state == netlink.NUD_PERMANENT, err
-	}
-	fault.Step("ask for", addr.String())
-	_ = n.h.NeighDel(&netlink.Neigh{LinkIndex: m.FirstLink(), IP: addr.AsSlice()}) // what was learnt earlier is no answer
-	if err := sendDatagram(addr); err != nil {
-		return false, fmt.Errorf("ask for %s: %w", addr, err)
-	}
-	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if state, err = n.neighbour(m.FirstLink(), addr); err != nil || state == netlink.NUD_REACHABLE {
-			return err == nil, err
+// Silent returns the addresses for which no host on a link of this namespace answers ARP or neighbour discovery within the given time. A
+// datagram to each address makes the kernel ask. Nobody can answer for an address without an on-link route. The namespace must be that of
+// the process.
+func (n *NS) Silent(addresses []netip.Addr, within time.Duration) (silent []netip.Addr, err error) {
+	asked := map[netip.Addr]Link{}
+	for _, addr := range addresses {
+		m, err := n.MatchRoute(addr)
+		switch {
+		case NoRoute(err) || err == nil && !m.OnLink && !m.Local:
+			asked[addr] = Link{}
+		case err == nil && !m.Local:
+			asked[addr] = Link{Index: m.FirstLink()}
+			err = n.ask(asked[addr], addr)
+		}
+		if err != nil && !NoRoute(err) {
+			return nil, err
 		}
 	}
-	return false, nil
+	time.Sleep(within)
+	for _, addr := range addresses {
+		link, ok := asked[addr]
+		known, err := n.neighbourOf(link, addr)
+		if err != nil {
+			return nil, err
+		}
+		if ok && (known == nil || known.State&(netlink.NUD_REACHABLE|netlink.NUD_PERMANENT) == 0) {
+			silent = append(silent, addr)
+		}
+	}
+	return silent, nil
 }
 
-// neighbour returns the NUD state of a neighbour entry (rtnetlink(7)), or 0 if there is none.
-func (n *NS) neighbour(link int, addr netip.Addr) (state int, err error) {
-	list, err := dump(func() ([]netlink.Neigh, error) { return n.h.NeighList(link, netlink.FAMILY_ALL) })
-	for _, e := range list {
-		if ip, ok := netip.AddrFromSlice(e.IP); ok && ip.Unmap() == addr {
-			return e.State, nil
-		}
+// ask makes the kernel forget what it learnt about an address earlier, and ask again.
+func (n *NS) ask(link Link, addr netip.Addr) error {
+	known, err := n.neighbourOf(link, addr)
+	if err != nil || known != nil && known.State&netlink.NUD_PERMANENT != 0 {
+		return err
 	}
-	return 0, err
+	_ = n.DelNeighbour(link, addr)
+	fault.Step("ask for", addr.String())
+	if err := sendDatagram(addr); err != nil {
+		return fmt.Errorf("ask for %s: %w", addr, err)
+	}
+	return nil
 }
 
 // sendDatagram sends a byte to the discard service of an address. The package net would add 300 KB to each plugin.

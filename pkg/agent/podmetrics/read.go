@@ -172,7 +172,7 @@ func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 			for set, u := range usage {
 				family := map[bool]string{true: "ipv4", false: "ipv6"}[u.IPv4]
 				v.add(addresses, float64(u.Leased), n.Name, family, strconv.Itoa(set), "leased")
-				v.add(addresses, u.Free, n.Name, family, strconv.Itoa(set), "free")
+				v.add(addresses, max(0, u.Size-float64(u.Leased)), n.Name, family, strconv.Itoa(set), "free")
 			}
 		}
 	}

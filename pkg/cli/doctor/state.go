@@ -59,14 +59,14 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 			Consequence: "no pod of this network starts", Command: addressesCommand(net.File, err)}}
 	}
 	for _, u := range usage {
-		if u.Size == 0 || u.Leased*100 < u.Size*fullAt {
+		if float64(u.Leased)*100 < u.Size*fullAt {
 			continue
 		}
 		f := Finding{Level: Warning, Code: "addresses-few", What: fmt.Sprintf("network %q has few addresses left", net.Name),
-			Evidence:    fmt.Sprintf("%d of %d addresses are leased of %s", u.Leased, u.Size, u.Set),
+			Evidence:    fmt.Sprintf("%d of %.0f addresses are leased of %s", u.Leased, u.Size, u.Set),
 			Consequence: "new pods wait once all are leased",
 			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
-		if u.Leased >= u.Size {
+		if float64(u.Leased) >= u.Size {
 			f.Level, f.Code, f.What = Error, "addresses-none", fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
 		}

@@ -131,6 +131,8 @@ func TestList(t *testing.T) {
 		"netns":"/run/netns/foreign","cniArgs":[["IgnoreUnknown","1"],["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME","db-0"]]}`)
 	write(t, "/var/lib/cni/results/n1-torn-eth0", "{")
 	write(t, "/var/lib/cni/networks/n2/podlace_boot", "earlier 0\n")
+	longAgo := time.Now().AddDate(-10, 0, 0) // the machine has really been booted later
+	kerneltest.Must(t, os.Chtimes("/var/lib/cni/networks/n2/10.1.2.2", longAgo, longAgo))
 	kerneltest.Must(t, os.RemoveAll("/run/podlace/n2"))
 	before, _ := filepath.Glob("/var/lib/cni/networks/*/*")
 	list, err := List(nil)
