@@ -220,7 +220,7 @@ func (s *podTraffic) stop() {
 // oracleOptions returns the options for snapshots of the node's state.
 func oracleOptions() snapshot.Options {
 	return snapshot.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
-		Ignore: regexp.MustCompile(`last_reserved_ip|/podlace_boot|/\.?lock|\.masqueraded|\.no-fq_codel|\.iptables`)}
+		Ignore: regexp.MustCompile(`last_reserved_ip|/podlace_boot|/\.?lock|\.masqueraded|\.iptables`)}
 }
 
 func takeSnapshot(t *testing.T) *snapshot.Snapshot {

@@ -75,7 +75,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	fair, err := fairQueues(host)
+	fair, err := host.HasFairQueue()
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ package bandwidth
 import (
 	"time"
 
-	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -83,21 +82,6 @@ func (l Limit) fairQueue(frame uint64, latency time.Duration) kernel.FairQueue {
 	interval := max(fairInterval, 2*target)
 	return kernel.FairQueue{Target: target, Interval: interval,
 		Packets: uint32(min(max(l.sentIn(interval)/frame, fairMinPackets), fairMaxPackets))}
-}
-
-// noFairQueue is the name of a file that records that the node's kernel lacks fair queues. The file is valid until the next boot. Without
-// the file, each process would ask the kernel again, and the kernel would start modprobe(8) each time.
-const noFairQueue = "no-fq_codel"
-
-func fairQueues(host *kernel.Node) (bool, error) {
-	if _, noted := attachment.ReadNodeNote(noFairQueue); noted {
-		return false, nil
-	}
-	has, err := host.HasFairQueue()
-	if err == nil && !has {
-		err = attachment.WriteNodeNote(noFairQueue, "")
-	}
-	return has, err
 }
 
 // sentIn returns the number of bytes that the limit's rate allows in the given time. The multiplication cannot overflow, because maxRate

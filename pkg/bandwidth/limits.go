@@ -220,7 +220,7 @@ func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 	if !ok {
 		return fmt.Errorf("link %s is missing", old.Link)
 	}
-	fair, err := fairQueues(host)
+	fair, err := host.HasFairQueue()
 	if err != nil {
 		return err
 	}

@@ -198,7 +198,7 @@ func (n *NS) Unshape(link Link) error {
 const loopbackIndex = 1
 
 // HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. HasFairQueue sends a request that always fails, and
-// learns from the kernel's error whether the kernel knows fq_codel.
+// learns from the kernel's error whether the kernel knows fq_codel. A kernel without fq_codel looks for the module each time (modprobe(8)).
 func (n *NS) HasFairQueue() (bool, error) {
 	_, err := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.send(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL, nested(nl.TCA_OPTIONS, attribute32(nl.TCA_FQ_CODEL_FLOWS, 0)))
