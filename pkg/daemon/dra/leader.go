@@ -17,10 +17,9 @@ import (
 )
 
 const (
-	// leaderLock is the name of the lock file in the parent folder of the claim records. The instance that holds this lock is the leader.
+	// leaderLock is the name of the lock file in the parent folder of the claim records. The instance that holds this lock is the leader, and
+	// writes its name into the file.
 	leaderLock = "leader.lock"
-	// leaderFile is the name of the file that contains the name of the leader.
-	leaderFile = "leader"
 	// leadInterval is the pause between two attempts of a follower to take the leader lock.
 	leadInterval = 500 * time.Millisecond
 )
@@ -171,12 +170,13 @@ func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, er
 		return nil, nil, "", err
 	}
 	if err != nil {
-		by, _ := dir.Read(leaderFile)
+		by, _ := dir.Read(leaderLock)
 		leader = cmp.Or(strings.TrimSpace(string(by)), "another instance")
 		dir.Close()
 		return nil, nil, leader, fmt.Errorf("%s is the leader: %w", leader, err)
 	}
-	if err := dir.Write(leaderFile, []byte(d.instanceName()+"\n"), 0o600); err != nil {
+	// The spaces cover the rest of an earlier leader's name.
+	if _, err := lock.File().WriteAt(fmt.Appendf(nil, "%-100s\n", d.instanceName()), 0); err != nil {
 		lock.Unlock()
 		dir.Close()
 		return nil, nil, "", err
