@@ -102,7 +102,7 @@ func testExhausted(t *testing.T) {
 	call("STATUS", "any").Run(t).OK(t)
 	call("DEL", "full-2").Run(t).OK(t)
 	call("STATUS", "any").Run(t).OK(t)
-	if marks, err := filepath.Glob("/run/podlace/.exhausted-*"); err != nil || len(marks) > 0 {
+	if marks, err := filepath.Glob("/run/podlace/.logged-exhausted-*"); err != nil || len(marks) > 0 {
 		t.Errorf("%v remain of a pool with free addresses, %v", marks, err)
 	}
 	call("ADD", "one-more").Run(t).OK(t)

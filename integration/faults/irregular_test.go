@@ -89,7 +89,7 @@ func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 			t.Fatal(err)
 		}
 	}
-	shared = append(shared, "/run/podlace/.found-bridge-chain", "/run/podlace/.unrestored-portmap-chain", "/run/podlace/.mtu-chain0",
+	shared = append(shared, "/run/podlace/.logged-found-bridge-chain", "/run/podlace/.logged-unrestored-portmap-chain", "/run/podlace/.mtu-chain0",
 		"/run/podlace/.iptables", "/run/podlace/.guards.lock")
 	s.Must(t, "DEL", rt)
 	if err := pod.Close(); err != nil {

@@ -29,7 +29,7 @@ func ReportRestore(r *plugin.Request, locks Locker, err error) {
 	if err != nil {
 		text = err.Error()
 	}
-	changed := Changed("unrestored-"+r.Plugin+"-"+r.Network, text)
+	changed := Changed(r, "unrestored", text)
 	if err != nil && (changed || locks == Waiting) {
 		r.Log.Warn("rules or limits of pods could not be restored", "error", err)
 	}

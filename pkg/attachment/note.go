@@ -103,10 +103,11 @@ func RemoveNodeNote(name string) error {
 	return dir.Remove("." + name)
 }
 
-// Changed saves a text in a note file of the node, and reports whether the text differs from the file's previous text. An empty text
-// removes the file. Each verb runs in a separate process, so only the file shows that an earlier process has already logged a lasting
-// problem.
-func Changed(name, text string) bool {
+// Changed reports whether the text of a lasting problem of the plugin and network of r differs from the text at the previous call. The text
+// is empty while there is no problem. Each verb runs in a separate process, so only a note file of the node shows what an earlier process
+// has logged.
+func Changed(r *plugin.Request, problem, text string) bool {
+	name := "logged-" + problem + "-" + r.Plugin + "-" + r.Network
 	if before, _ := ReadNodeNote(name); before == text {
 		return false
 	}
@@ -124,7 +125,7 @@ func LogOnce(r *plugin.Request, findings []plugin.Finding) {
 	if len(findings) > 0 {
 		text = fmt.Sprint(findings)
 	}
-	if Changed("found-"+r.Plugin+"-"+r.Network, text) {
+	if Changed(r, "found", text) {
 		r.LogFindings(findings)
 	}
 }

@@ -48,7 +48,7 @@ func status(r *plugin.Request) error {
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)
-	if !attachment.Changed(fmt.Sprintf("exhausted-%s-%x", r.Network, pool.Sum64()), strings.Join(full, "\n")) {
+	if !attachment.Changed(r, fmt.Sprintf("exhausted-%x", pool.Sum64()), strings.Join(full, "\n")) {
 		return
 	}
 	if len(full) > 0 {
