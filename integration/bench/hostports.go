@@ -42,7 +42,7 @@ func portsNode(c *chain) error {
 		if _, ok, err := host.Link(portsBridge); ok || err != nil {
 			return err
 		}
-		if err := host.AddBridge(portsBridge, nil, 0, false); err != nil {
+		if err := host.AddBridge(portsBridge, nil, 0, false, false); err != nil {
 			return err
 		}
 		link, _, err := host.Link(portsBridge)

@@ -89,8 +89,8 @@ func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 			t.Fatal(err)
 		}
 	}
-	shared = append(shared, "/run/podlace/.logged-found-bridge-chain", "/run/podlace/.logged-unrestored-portmap-chain", "/run/podlace/.mtu-chain0",
-		"/run/podlace/.iptables", "/run/podlace/.guards.lock")
+	shared = append(shared, "/run/podlace/.logged-found-bridge-chain", "/run/podlace/.logged-unrestored-portmap-chain",
+		"/run/podlace/.iptables", "/run/podlace/.bridges.lock")
 	s.Must(t, "DEL", rt)
 	if err := pod.Close(); err != nil {
 		t.Fatal(err)

@@ -158,7 +158,7 @@ func limitsLearnedMACs(t testing.TB) bool {
 	t.Helper()
 	var limited bool
 	err := kernel.InScratch(func(n *kernel.Node) error {
-		if err := n.AddBridge("macs0", []byte{2, 0, 0, 0, 0, 1}, 0, false); err != nil {
+		if err := n.AddBridge("macs0", []byte{2, 0, 0, 0, 0, 1}, 0, false, false); err != nil {
 			return err
 		}
 		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)

@@ -134,7 +134,7 @@ func TestStatusLooks(t *testing.T) {
 	var release []func()
 	for _, path := range []string{
 		"/var/lib/cni/networks/looks/lock", "/run/podlace/looks/.lock", "/run/podlace/.iptables", "/run/podlace/.hostports.lock",
-		"/run/podlace/.guards.lock",
+		"/run/podlace/.bridges.lock",
 	} {
 		if _, err := os.Stat(path); err != nil && filepath.Base(path) != ".iptables" {
 			t.Errorf("no plugin has taken the lock %s: %v", path, err)

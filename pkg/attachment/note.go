@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/plugin"
@@ -57,15 +56,6 @@ func NetworkWithNote(name string) (network string, ok bool, err error) {
 		}
 	}
 	return "", false, err
-}
-
-// HasNote reports whether any network has a note file with this name and this text.
-func HasNote(name, text string) (bool, error) {
-	networks, err := Networks()
-	return slices.ContainsFunc(networks, func(network string) bool {
-		found, ok := ReadNote(network, name)
-		return ok && found == text
-	}), err
 }
 
 // RemoveNotes removes the note files with the given name from all networks.

@@ -88,7 +88,7 @@ func TestShortFramesLimited(t *testing.T) {
 	kerneltest.Slow(t)
 	l := quietLab(t)
 	out := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bwout0"}, PeerName: "bwout1"}
-	l.must(l.host.AddBridge("bwbr0", nil, 0, false), netlink.LinkAdd(out))
+	l.must(l.host.AddBridge("bwbr0", nil, 0, false, false), netlink.LinkAdd(out))
 	t.Cleanup(func() { l.must(l.host.DelLink("bwout0"), l.host.DelLink("bwbr0")) })
 	for _, name := range []string{"bwbr0", "bwout0", "bwout1"} {
 		l.must(os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0), l.host.SetUp(l.link(name)))

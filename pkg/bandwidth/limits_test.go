@@ -296,7 +296,7 @@ func TestSetFails(t *testing.T) {
 		return string(data)
 	}
 	before := record()
-	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can take the name
+	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false, false)) // no ifb can take the name
 	if err := l.set(new(uint64(5e6)), new(uint64(6e6))); err == nil || !strings.Contains(err.Error(), "is no ifb") {
 		t.Errorf("got %v", err)
 	}

@@ -209,7 +209,7 @@ func TestReferenceDevice(t *testing.T) {
 		}
 	}
 	l.must(l.rename("eth0"))
-	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false))
+	l.must(l.host.AddBridge(l.ifb("a"), nil, 0, false, false))
 	l.OK(l.Call("DEL", "a", "prevResult", nil))
 	l.must(l.host.DelLink(l.link(l.ifb("a")).Name))
 	l.Fails(l.Call("CHECK", "a"), plugin.CodeStateDiffers, "missing")

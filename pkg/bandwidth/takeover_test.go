@@ -65,7 +65,7 @@ func TestAddAgainFails(t *testing.T) {
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
 	file := "/run/podlace/net/bandwidth-" + l.key("a").Hash()
 	before, err := os.ReadFile(file)
-	l.must(err, l.host.AddBridge(l.ifb("a"), nil, 0, false)) // no ifb can take the name
+	l.must(err, l.host.AddBridge(l.ifb("a"), nil, 0, false, false)) // no ifb can take the name
 	if o := l.Call("ADD", "a", "runtimeConfig", limits(5e6, 6e6)); o.Exit == 0 || !strings.Contains(o.Failure.Msg, "is no ifb") {
 		t.Errorf("exit %d, %s", o.Exit, o.Stdout)
 	}

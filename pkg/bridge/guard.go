@@ -27,10 +27,10 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// The constant `guards` is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any
-// network. The constant `guardNote` is the name of a note file which says that the node has the guard table.
+// The constant `bridges` is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any
+// network, or the MTU of a bridge. The constant `guardNote` is the name of a note file which says that the node has the guard table.
 const (
-	guards    = "guards"
+	bridges   = "bridges"
 	guardNote = "guarded"
 )
 
@@ -62,7 +62,7 @@ func (j *job) applyGuard(port kernel.Link, g *Guard) error {
 // restoreGuards checks the rules in the guard table, the guards of all recorded attachments, and the guards in the last argument. If any of
 // these is missing in the kernel, restoreGuards writes all rules and guards.
 func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
-	unlock, err := locks.Node(guards)
+	unlock, err := locks.Node(bridges)
 	if err != nil {
 		return locks.Tolerate(err)
 	}
@@ -114,7 +114,7 @@ func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error
 	if st.Guard == nil {
 		return nil
 	}
-	unlock, err := attachment.Waiting.Node(guards)
+	unlock, err := attachment.Waiting.Node(bridges)
 	if err != nil {
 		return err
 	}

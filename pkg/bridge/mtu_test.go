@@ -23,7 +23,7 @@ func mtuLab(t *testing.T, bridge, subnet string) lab {
 	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
 }
 
-// mustHaveMTU checks that the bridge has the wanted MTU, and that no note file about an interrupted change is left.
+// mustHaveMTU checks that the bridge has the wanted MTU.
 func (l lab) mustHaveMTU(want int) {
 	l.Helper()
 	bridge := l.Conf["bridge"].(string)
@@ -34,9 +34,6 @@ func (l lab) mustHaveMTU(want int) {
 		return nil
 	}); err != nil {
 		l.Error(err)
-	}
-	if text, owed := attachment.ReadNodeNote(mtuNote(bridge)); owed {
-		l.Errorf("the note of %s is left: %q", bridge, text)
 	}
 }
 
@@ -112,8 +109,7 @@ func TestMTUOfAnotherNetwork(t *testing.T) {
 	l.mustHaveMTU(1400)
 }
 
-// TestMTUAtOnce checks that many concurrent ADDs leave the bridge's MTU unchanged. An ADD waits while another process is between the two
-// netlink requests that pin an MTU.
+// TestMTUAtOnce checks that many concurrent ADDs leave the bridge's MTU unchanged. An ADD waits while another process changes an MTU.
 func TestMTUAtOnce(t *testing.T) {
 	l := mtuLab(t, "btonce", "10.74.2.0/24")
 	createForeignBridge(t, "btonce", "fd00:74:2::99/64")
@@ -123,7 +119,7 @@ func TestMTUAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	unlock, err := attachment.Waiting.Node("mtu")
+	unlock, err := attachment.Waiting.Node(bridges)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,35 +146,14 @@ func TestMTUAtOnce(t *testing.T) {
 	l.mustHaveMTU(1500)
 }
 
-// TestMTUAfterKill checks an ADD that was killed at any step of pinning the bridge's MTU. The next ADD of any network completes the
-// pinning. If an admin changed the MTU after the ADD was killed, the admin's MTU stays.
+// TestMTUAfterKill checks an ADD that was killed after it created the bridge. The next ADD of any network pins the MTU, so that the kernel
+// does not lower it to that of a port.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
-	l.add("a")
-	for at, want := range map[int]int{1500: 1500, 1501: 1500, 1700: 1700} {
-		if err := onHost("btkill", func(link netlink.Link) error { return netlink.LinkSetMTU(link, at) }); err != nil {
-			t.Fatal(err)
-		}
-		if err := attachment.WriteNodeNote(mtuNote("btkill"), "1500"); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = attachment.RemoveNodeNote(mtuNote("btkill")) })
-		next := l.other()
-		next.OK(next.Call("ADD", "next", "name", "btkill2", "isGateway", false))
-		l.mustHaveMTU(want)
-		next.OK(next.Call("DEL", "next", "name", "btkill2"))
-	}
-	// A process that was killed before its first netlink request has not pinned the MTU. The kernel then sets the bridge's MTU to the smallest
-	// MTU of its ports.
-	if err := onHost("btkill", netlink.LinkDel); err != nil {
+	if err := l.host().AddBridge("btkill", randomMAC(), 1500, true, false); err != nil {
 		t.Fatal(err)
 	}
-	createForeignBridge(t, "btkill", "fd00:74:5::99/64")
-	if err := attachment.WriteNodeNote(mtuNote("btkill"), "1500"); err != nil {
-		t.Fatal(err)
-	}
-	l.other().add("last")
-	l.mustHaveMTU(1500)
+	l.add("a", "isGateway", false)
 	if err := onHost("btkill", func(link netlink.Link) error {
 		attrs := netlink.LinkAttrs{Name: "btkillp0", MTU: 1000, MasterIndex: link.Attrs().Index}
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "btkillp1"})

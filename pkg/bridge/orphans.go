@@ -56,15 +56,19 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 // prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. The network's note file contains the
 // ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is new to the
 // network, even if this bridge is up.
-func (j *job) prepareNewBridge(bridge kernel.Link, made bool, orphans []orphan) error {
+func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := j.att.ReadNote(note)
 	if noted && last == identity {
 		j.restoreOrphans(bridge, orphans)
 		return nil
 	}
-	if err := j.pinMAC(bridge, made); err != nil {
-		return err
+	// An unpinned bridge always has the lowest MAC of its ports. After a change of the bridge's MAC, pods send packets to the previous MAC for
+	// some seconds. The reference plugin pins the MAC whenever it adds a gateway address.
+	if !bridge.Made() {
+		if err := j.host.SetMAC(bridge, bridge.MAC); err != nil {
+			return err
+		}
 	}
 	if noted && bridge.Up {
 		var err error
@@ -74,20 +78,6 @@ func (j *job) prepareNewBridge(bridge kernel.Link, made bool, orphans []orphan) 
 	}
 	j.restoreOrphans(bridge, orphans)
 	return j.att.WriteNote(note, identity)
-}
-
-// pinMAC sets the bridge's current MAC explicitly, so that the kernel does not change it any more. An unpinned bridge always has the lowest
-// MAC of its ports. After a change of the bridge's MAC, pods send packets to the previous MAC for some seconds. If an ADD of any network
-// created the bridge, the MAC is already pinned. The reference plugin pins the MAC whenever it adds a gateway address.
-func (j *job) pinMAC(bridge kernel.Link, made bool) error {
-	if made {
-		return nil
-	}
-	ours, err := attachment.HasNote(madeNote(bridge.Name), bridge.MAC.String())
-	if err != nil || ours {
-		return err
-	}
-	return j.host.SetMAC(bridge, bridge.MAC)
 }
 
 // restoreOrphans attaches orphans to the bridge, with their settings and their gateway addresses. Errors are only logged, because the

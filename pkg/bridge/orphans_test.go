@@ -90,7 +90,7 @@ func TestReattachAfterKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer host.Close()
-	if err := errors.Join(onHost("bt0", netlink.LinkDel), host.AddBridge("bt0", former, 0, true)); err != nil {
+	if err := errors.Join(onHost("bt0", netlink.LinkDel), host.AddBridge("bt0", former, 0, true, false)); err != nil {
 		t.Fatal(err)
 	}
 	a.Fails(a.check(), plugin.CodeStateDiffers, "is not a port of bt0")

@@ -95,7 +95,7 @@ func TestStatusNeverWaits(t *testing.T) {
 	if err := kerneltest.FlushNFT(); err != nil {
 		t.Fatal(err)
 	}
-	unlock, err := attachment.Waiting.Node(guards)
+	unlock, err := attachment.Waiting.Node(bridges)
 	if err != nil {
 		t.Fatal(err)
 	}

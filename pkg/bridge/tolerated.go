@@ -25,7 +25,6 @@ func (j *job) tolerate(err error) error {
 // checkTolerated compares the settings whose changes CHECK tolerates by default. With strictCheck, such a change is an error.
 // checkTolerated compares settings of the pod and of the bridge, and checks whether the attachment has a record.
 func (j *job) checkTolerated(w wiring, l layer3) error {
-	made, noted := j.att.ReadNote(madeNote(w.bridge.Name))
 	var errs []error
 	ours := w.host.Name == j.att.HostVeth() // a pod that the reference plugin attached has other names and settings
 	ra, known := w.pod.Conf6("accept_ra")
@@ -38,28 +37,18 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 	if w.pod.MTU < w.host.MTU { // a later plugin of the chain may have set it without changing the result
 		errs = append(errs, plugin.Differs("%s has mtu %d in the pod, less than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU))
 	}
-	if noted && made == w.bridge.MAC.String() && !w.bridge.Filtered && j.cfg.Gateway && j.cfg.gatewayName() == w.bridge.Name {
+	if w.bridge.MadeFiltered() && !w.bridge.Filtered && j.cfg.Gateway && j.cfg.gatewayName() == w.bridge.Name {
 		errs = append(errs, plugin.Differs("nf_call_iptables of %s is off: a pod may not reach a Service whose backend is on the same bridge",
 			w.bridge.Name))
 	}
-	errs = append(errs, j.compareBridgeMTU(w.bridge), j.compareOnLink(w.pod, l))
+	if j.lowersMTU(w.bridge) { // ADD lowers the MTU, so it was raised later
+		errs = append(errs, plugin.Differs("%s has mtu %d, more than the %d of the pod", w.bridge.Name, w.bridge.MTU, j.cfg.MTU))
+	}
+	errs = append(errs, j.compareOnLink(w.pod, l))
 	for i, err := range errs {
 		errs[i] = j.tolerate(err)
 	}
 	return errors.Join(errs...)
-}
-
-// compareBridgeMTU returns an error if the MTU of the bridge is larger than the pod's MTU. Bridges that other programs created are ignored.
-// ADD lowers the bridge's MTU to the pod's MTU, so a larger MTU must have been set later.
-func (j *job) compareBridgeMTU(bridge kernel.Link) error {
-	if !j.lowersMTU(bridge) {
-		return nil
-	}
-	ours, err := attachment.HasNote(madeNote(bridge.Name), bridge.MAC.String())
-	if err == nil && ours {
-		err = plugin.Differs("%s has mtu %d, more than the %d of the pod", bridge.Name, bridge.MTU, j.cfg.MTU)
-	}
-	return err
 }
 
 // compareOnLink returns an error if the pod lacks an on-link route to one of its gateways. The kernel adds these routes together with the

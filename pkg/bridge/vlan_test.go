@@ -378,7 +378,7 @@ func TestNoHalfVLANs(t *testing.T) {
 	if has {
 		return
 	}
-	if err := l.host().AddVLANBridge("btv", nil, 0, false); plugin.Code(err) != plugin.CodeKernelFeature {
+	if err := l.host().AddBridge("btv", nil, 0, false, true); plugin.Code(err) != plugin.CodeKernelFeature {
 		t.Errorf("%v, want %v", err, unix.EOPNOTSUPP)
 	}
 }

@@ -67,7 +67,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureFiltering(&link); err != nil {
 		return link, err
 	}
-	if err := j.ensureMTU(&link, made); err != nil {
+	if err := j.ensureMTU(&link); err != nil {
 		return link, err
 	}
 	if err := j.host.Set(link.Lacks(j.hardenedSysctls(j.cfg.Bridge)...)...); err != nil {
@@ -78,7 +78,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 			return link, err
 		}
 	}
-	if err := j.prepareNewBridge(link, made, orphans); err != nil {
+	if err := j.prepareNewBridge(link, orphans); err != nil {
 		return link, err
 	}
 	if !link.Up {
@@ -98,14 +98,11 @@ func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err e
 	if err != nil || ok {
 		return link, false, orphans, err
 	}
-	add := j.host.AddBridge
-	if j.cfg.VLANs.used() || slices.ContainsFunc(orphans, func(o orphan) bool { return o.VLANs.used() }) {
-		add = j.host.AddVLANBridge
-	}
+	vlans := j.cfg.VLANs.used() || slices.ContainsFunc(orphans, func(o orphan) bool { return o.VLANs.used() })
 	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
 	// rules, the answer would go directly to the client, but the client expects the answer from the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
-	if err = add(name, previousMAC(orphans), j.cfg.MTU, filtered); err != nil && !isExist(err) {
+	if err = j.host.AddBridge(name, previousMAC(orphans), j.cfg.MTU, filtered, vlans); err != nil && !isExist(err) {
 		return link, false, nil, err
 	}
 	made = err == nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 
+	mdl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -25,34 +26,23 @@ const brFDBMaxLearned = 49
 // process never leaves a partial bridge. The request also sets the MAC. Without a fixed MAC, a bridge takes the lowest MAC of its ports,
 // and udev could change the MAC. If "filtered" is true, AddBridge sets the options nf_call_iptables and nf_call_ip6tables of the bridge
 // (ip-link(8)). If the module br_netfilter is also loaded, IP rules of iptables and nftables see bridged packets. The sysctl
-// net.bridge.bridge-nf-call-iptables then has no effect on this bridge. The error unix.EEXIST means that another interface already has this
-// name.
-func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
-	return n.addBridge("link add "+name+" type bridge", name, mac, mtu, filtered)
-}
-
-// AddVLANBridge creates a bridge like AddBridge, and enables VLAN filtering (vlan_filtering).
-func (n *NS) AddVLANBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error {
-	return n.addBridge("link add "+name+" type bridge vlan_filtering 1", name, mac, mtu, filtered, nl.IFLA_BR_VLAN_FILTERING)
-}
-
-func (n *NS) addBridge(op, name string, mac net.HardwareAddr, mtu int, filtered bool, on ...int) error {
+// net.bridge.bridge-nf-call-iptables then has no effect on this bridge. If "vlans" is true, AddBridge enables VLAN filtering. The device
+// group of the bridge shows that AddBridge made it (Made). The error unix.EEXIST means that another interface already has this name.
+func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered, vlans bool) error {
+	op, group, on := "link add "+name+" type bridge", uint32(bridgeGroup), nl.Uint8Attr(1)
+	settings := []*nl.RtAttr{attribute32(brFDBMaxLearned, MaxLearned)} // kernels before 6.7 ignore it
 	if filtered {
-		on = append(on, nl.IFLA_BR_NF_CALL_IPTABLES, nl.IFLA_BR_NF_CALL_IP6TABLES)
+		group = filteredGroup
+		settings = append(settings, nl.NewRtAttr(nl.IFLA_BR_NF_CALL_IPTABLES, on), nl.NewRtAttr(nl.IFLA_BR_NF_CALL_IP6TABLES, on))
+	}
+	if vlans {
+		op += " vlan_filtering 1"
+		settings = append(settings, nl.NewRtAttr(nl.IFLA_BR_VLAN_FILTERING, on))
 	}
 	return fault.Change(op, func() error {
-		settings := append(switchedOn(on...), attribute32(brFDBMaxLearned, MaxLearned)) // kernels before 6.7 ignore it
 		return n.sendChange(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, nl.NewIfInfomsg(unix.AF_UNSPEC),
-			append(linkAttrs(name, mac, mtu), linkInfo("bridge", settings...))...)
+			append(linkAttrs(name, mac, mtu), attribute32(unix.IFLA_GROUP, group), linkInfo("bridge", settings...))...)
 	})
-}
-
-// switchedOn returns netlink attributes that set the given bridge attributes to 1.
-func switchedOn(attributes ...int) (list []*nl.RtAttr) {
-	for _, a := range attributes {
-		list = append(list, nl.NewRtAttr(a, nl.Uint8Attr(1)))
-	}
-	return list
 }
 
 // Veth describes a veth pair between the host and a pod.
@@ -175,24 +165,26 @@ func (n *NS) SetDown(link Link) error {
 }
 
 // PinMTU sets a fixed MTU of a bridge. Without a fixed MTU, a bridge gets the smallest MTU of its ports from the kernel. A bridge with an
-// MTU below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU. Therefore, if the wanted MTU is the current
-// MTU, PinMTU first sets another MTU (MTUBeside). The argument "bridge" must contain the current MTU in its field MTU.
+// MTU below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU, so PinMTU sets another MTU first. One system
+// call sends both requests, so that a killed process never leaves the bridge with the other MTU.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
-	if bridge.MTU == mtu {
-		if err := n.SetMTU(bridge, MTUBeside(mtu)); err != nil {
+	return fault.Change(fmt.Sprintf("link set %s mtu %d as fixed", bridge.Name, mtu), func() error {
+		conn, err := mdl.Dial(unix.NETLINK_ROUTE, nil)
+		if err != nil {
 			return err
 		}
-	}
-	return n.SetMTU(bridge, mtu)
-}
-
-// MTUBeside returns the temporary MTU that PinMTU sets first: mtu plus 1, or mtu minus 1 if mtu is the maximum.
-func MTUBeside(mtu int) int {
-	const most = 65535 // ETH_MAX_MTU in include/uapi/linux/if_ether.h
-	if mtu >= most {
-		return mtu - 1
-	}
-	return mtu + 1
+		defer conn.Close()
+		var requests []mdl.Message
+		for _, value := range []int{mtu ^ 1, mtu} { // not above the maximum, which is odd
+			requests = append(requests, mdl.Message{Header: mdl.Header{Type: unix.RTM_SETLINK, Flags: mdl.Request | mdl.Acknowledge},
+				Data: append(linkHeader(bridge.Index).Serialize(), attribute32(unix.IFLA_MTU, uint32(value)).Serialize()...)})
+		}
+		_, err = conn.SendMessages(requests)
+		for i := 0; err == nil && i < len(requests); i++ {
+			_, err = conn.Receive()
+		}
+		return err
+	})
 }
 
 // SetMTU sets the MTU of a link.

@@ -90,6 +90,16 @@ var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6"
 // for their device groups.
 const groupBase = 0x4000_0000
 
+// bridgeGroup and filteredGroup are the device groups of bridges that AddBridge makes, without and with iptables rules for bridged packets.
+// They differ from all groups of SetUpLeader.
+const bridgeGroup, filteredGroup = groupBase - 1, groupBase - 2
+
+// Made reports whether the link is a bridge that AddBridge made.
+func (l Link) Made() bool { return l.Traits.Group == bridgeGroup || l.MadeFiltered() }
+
+// MadeFiltered reports whether AddBridge made the bridge with iptables rules for bridged packets.
+func (l Link) MadeFiltered() bool { return l.Traits.Group == filteredGroup }
+
 // groupOf returns the number of the device group whose leader is the link with the given ifindex.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 

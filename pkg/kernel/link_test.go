@@ -115,13 +115,13 @@ func TestBridge(t *testing.T) {
 	h := host(t)
 	_, netns := podNS(t)
 	address := mac("06:00:00:00:00:09")
-	kerneltest.Must(t, h.AddBridge("kt0", address, 1400, false))
+	kerneltest.Must(t, h.AddBridge("kt0", address, 1400, false, false))
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kt0")) })
-	if err := h.AddBridge("kt0", address, 0, false); !errors.Is(err, unix.EEXIST) {
+	if err := h.AddBridge("kt0", address, 0, false, false); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("again: %v", err)
 	}
 	link := mustLink(t, h, "kt0")
-	if link.MTU != 1400 || link.Promis || link.Up {
+	if link.MTU != 1400 || link.Promis || link.Up || !link.Made() || link.MadeFiltered() {
 		t.Errorf("got %+v", link)
 	}
 	if _, err := h.AddVeth(Veth{Host: "kth0", Pod: "eth0", HostMAC: mac("02:00:00:00:00:01"), Netns: netns, Master: link.Index}); err != nil {
@@ -256,7 +256,8 @@ func TestOpenRefused(t *testing.T) {
 func TestNamespacesApart(t *testing.T) {
 	kerneltest.Clean(t)
 	pod, _ := podNS(t)
-	kerneltest.Must(t, pod.AddBridge("kt0", nil, 0, false), pod.Set(Sysctl{"ipv4/ip_forward", "1"}, Sysctl{"ipv6/conf/all/forwarding", "1"}))
+	kerneltest.Must(t, pod.AddBridge("kt0", nil, 0, false, false),
+		pod.Set(Sysctl{"ipv4/ip_forward", "1"}, Sysctl{"ipv6/conf/all/forwarding", "1"}))
 	kerneltest.Must(t, pod.SetUp(mustLink(t, pod, "kt0")))
 	if value, err := pod.Get("ipv4/ip_forward"); value != "1" || err != nil {
 		t.Errorf("in the pod: %q, %v", value, err)

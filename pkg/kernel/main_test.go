@@ -41,7 +41,7 @@ func podNS(t testing.TB) (*NS, *os.File) {
 // The types *NS (for a pod) and *Node (for the host) implement the interface namespace.
 type namespace interface {
 	Link(name string) (Link, bool, error)
-	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered bool) error
+	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered, vlans bool) error
 	SetUp(Link) error
 	DelLink(name string) error
 }
@@ -74,7 +74,7 @@ func newWire(t testing.TB) wire {
 
 func addBridge(t testing.TB, n namespace, name string) Link {
 	t.Helper()
-	kerneltest.Must(t, n.AddBridge(name, nil, 0, false))
+	kerneltest.Must(t, n.AddBridge(name, nil, 0, false, false))
 	t.Cleanup(func() { kerneltest.Must(t, n.DelLink(name)) })
 	link := mustLink(t, n, name)
 	kerneltest.Must(t, n.SetUp(link))

@@ -141,7 +141,7 @@ func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
 	kerneltest.Must(t, c.host.MoveLink(mustLink(t, c.host, name), pod.netns, "net1"))
-	kerneltest.Must(t, c.host.AddBridge(name, nil, 0, false))
+	kerneltest.Must(t, c.host.AddBridge(name, nil, 0, false, false))
 	if err := pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name); !errors.Is(err, unix.EEXIST) {
 		t.Error(err)
 	}

@@ -254,7 +254,7 @@ func TestRouteEventsLost(t *testing.T) {
 	kerneltest.Must(t, err)
 	kerneltest.Must(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }), err)
 	for i := range 50 {
-		kerneltest.Must(t, n.AddBridge(fmt.Sprint("kt", i), nil, 0, false), n.SetUp(mustLink(t, n, fmt.Sprint("kt", i))))
+		kerneltest.Must(t, n.AddBridge(fmt.Sprint("kt", i), nil, 0, false, false), n.SetUp(mustLink(t, n, fmt.Sprint("kt", i))))
 	}
 	notices := make(chan notice)
 	go func() {

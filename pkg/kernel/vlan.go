@@ -103,7 +103,8 @@ func (n *Node) HasVLANFiltering() (bool, error) {
 // SetVLANFiltering enables VLAN filtering on a bridge.
 func (n *Node) SetVLANFiltering(bridge Link) error {
 	return fault.Change("link set "+bridge.Name+" type bridge vlan_filtering 1", func() error {
-		return n.sendChange(unix.RTM_NEWLINK, 0, linkHeader(bridge.Index), linkInfo("bridge", switchedOn(nl.IFLA_BR_VLAN_FILTERING)...))
+		return n.sendChange(unix.RTM_NEWLINK, 0, linkHeader(bridge.Index),
+			linkInfo("bridge", nl.NewRtAttr(nl.IFLA_BR_VLAN_FILTERING, nl.Uint8Attr(1))))
 	})
 }
 

@@ -44,12 +44,12 @@ func TestHasVLANFiltering(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
 	has := hasFiltering(t, h)
-	err := h.AddVLANBridge("kt0", nil, 0, false)
+	err := h.AddBridge("kt0", nil, 0, false, true)
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kt0")) })
 	if link, _, _ := h.Link("kt0"); has != (err == nil && link.FiltersVLANs && link.DefaultVLAN == 1) {
 		t.Errorf("the probe says %t; making a bridge: %v, %+v", has, err, link)
 	}
-	kerneltest.Must(t, h.DelLink("kt0"), h.AddBridge("kt0", nil, 0, false))
+	kerneltest.Must(t, h.DelLink("kt0"), h.AddBridge("kt0", nil, 0, false, false))
 	err = h.SetVLANFiltering(mustLink(t, h, "kt0"))
 	if link := mustLink(t, h, "kt0"); has != (err == nil && link.FiltersVLANs) {
 		t.Errorf("the probe says %t; setting it: %v, %+v", has, err, link)

@@ -99,7 +99,7 @@ func TestIGBPodDies(t *testing.T) {
 			pod.changeAll("net1")
 			pod.inPod(func(ns *kernel.NS) { must(t, ns.SetPromisc(pod.podLink("net2"), true)) })
 			if clash { // the kernel renames it to eth0, dev0, ...
-				must(t, l.host.AddBridge("net2", nil, 0, false), l.host.AddBridge("mine", nil, 0, false))
+				must(t, l.host.AddBridge("net2", nil, 0, false, false), l.host.AddBridge("mine", nil, 0, false, false))
 			}
 			must(t, pod.Pod.Close())
 			keys := []any{}
@@ -127,7 +127,7 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.second()
 	l.add("a")
 	name := l.nic.VFs[1].Name
-	must(t, l.host.AddBridge(name, nil, 0, false), l.host.AddAltName(l.link(name), "other-second"))
+	must(t, l.host.AddBridge(name, nil, 0, false, false), l.host.AddAltName(l.link(name), "other-second"))
 	o := l.OK(l.Call("DEL", "a"))
 	if !strings.Contains(o.Log, "another interface has the VF's former name") ||
 		!strings.Contains(o.Log, "another interface has a former alternative name of the VF") {

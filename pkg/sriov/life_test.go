@@ -97,7 +97,7 @@ func TestNamespaceGone(t *testing.T) {
 	t.Run("its name is free", func(t *testing.T) { gone(t).del("a") })
 	t.Run("its name is taken", func(t *testing.T) {
 		l := gone(t)
-		must(t, l.host.AddBridge("ens0f0v1", nil, 0, false))
+		must(t, l.host.AddBridge("ens0f0v1", nil, 0, false, false))
 		must(t, os.RemoveAll(filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf1), "net/ens0f0v1"))) // the interface is not the VF's
 		l.addSysfsName(vf1, nameByAddress(address(t, vf1)))
 		o := l.OK(l.Call("DEL", "a"))

@@ -176,7 +176,7 @@ func TestNotToBeGiven(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function 0000:11:00.0 is not a VF of this node")
 	l.allocate("0000:12:00.0")
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "VF 0000:12:00.0 does not exist")
-	must(t, l.host.AddBridge("br0", nil, 0, false))
+	must(t, l.host.AddBridge("br0", nil, 0, false, false))
 	bridge := l.link("br0")
 	must(t, l.host.SetMaster(l.link("ens0f0v0"), bridge))
 	l.allocate(vf1, vf0) // the earlier VF returns

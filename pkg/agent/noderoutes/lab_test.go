@@ -68,7 +68,7 @@ func newLAN(t testing.TB, number int) lan {
 	kerneltest.Must(t, err)
 	t.Cleanup(host.Close)
 	name := fmt.Sprint("nrlan", number)
-	kerneltest.Must(t, host.AddBridge(name, nil, 0, false))
+	kerneltest.Must(t, host.AddBridge(name, nil, 0, false, false))
 	t.Cleanup(func() { kerneltest.Must(t, host.DelLink(name)) })
 	bridge, ok, err := host.Link(name)
 	if !ok || err != nil {

@@ -292,7 +292,7 @@ func (l lab) bridge(name string, mtu int) {
 	host, err := kernel.Host()
 	if err == nil {
 		defer host.Close()
-		err = host.AddBridge(name, nil, mtu, false)
+		err = host.AddBridge(name, nil, mtu, false, false)
 	}
 	if err != nil {
 		l.t.Fatal(err)

@@ -37,7 +37,7 @@ func features() []feature {
 			return err
 		}},
 		{"bridges", "CONFIG_BRIDGE", "bridge", "bridge", Error, func(n *kernel.Node) error {
-			return n.AddBridge("bridge0", mac, 0, false)
+			return n.AddBridge("bridge0", mac, 0, false, false)
 		}},
 		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", Warning, tryVLANs},
 		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", Error, tryTables},
