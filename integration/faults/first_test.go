@@ -46,7 +46,7 @@ func (w faultWorld) wipeNode() {
 // sharedState matches the state that the first pod creates for all pods. This shared state may remain after a failed ADD.
 func sharedState() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
-		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|shared-hostports|(gateway|bridge)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)$)`)
+		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|(gateway|bridge)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)$)`)
 }
 
 // TestFirst (F-11) runs ADD of a node's first pod for a fifth of the changes that this ADD makes, or with FAULTS=all for each, and lets

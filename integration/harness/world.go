@@ -44,7 +44,7 @@ func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
 // Harmless matches files that belong to no attachment: locks, notes of the node or a network, and host-local's files of the last
 // assigned address and of the boot. host-local's file with the last assigned address may be incomplete, because the next ADD overwrites it.
-const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/(\.tmp-)?podlace_boot$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?|shared-hostports)$|/\.(bridge|logged-found)-[^/]+$`
+const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/(\.tmp-)?podlace_boot$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?)$|/\.(bridge|logged-found)-[^/]+$`
 
 // Watch returns an Oracle with a snapshot of the current state.
 func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {

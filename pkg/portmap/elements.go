@@ -74,9 +74,26 @@ type ownedPorts struct {
 	Ports []ports.Port
 	// Shared contains the ports that another attachment of the same container forwards.
 	Shared []ports.Port
+	// HasHeirs is true if another attachment may request these ports.
+	HasHeirs bool
 }
 
-func (h ownedPorts) comment() string { return h.Owner[:min(len(h.Owner), nft.MaxComment-1)] }
+func (h ownedPorts) comment() string {
+	if h.HasHeirs {
+		return withHeirs(h.Owner)
+	}
+	return h.Owner[:min(len(h.Owner), nft.MaxComment-1)]
+}
+
+// heirsMark ends the comment of an element whose port another attachment may request. Without this mark, DEL would have to read the records
+// of all pods.
+const heirsMark = " shared"
+
+// withHeirs returns an owner comment with heirsMark.
+func withHeirs(owner string) string {
+	owner = strings.TrimSuffix(owner, heirsMark)
+	return owner[:min(len(owner), nft.MaxComment-1-len(heirsMark))] + heirsMark
+}
 
 // ownerElement returns the set element that represents an attachment. If the path of the pod's network namespace is known, the comment of
 // this element ends with the path.
@@ -180,7 +197,7 @@ func ownerHash(comment string) string {
 // ownerName returns the readable name in an owner comment.
 func ownerName(owner string) string {
 	if _, name, ok := strings.Cut(owner, " "); ok {
-		return name
+		return strings.TrimSuffix(name, heirsMark)
 	}
 	return owner
 }

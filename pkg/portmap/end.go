@@ -4,10 +4,13 @@ package portmap
 
 import (
 	"errors"
+	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/ports"
 )
@@ -75,38 +78,45 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 	return att.Remove()
 }
 
-// endForwarding ends the forwarding of an attachment. If another attachment of the container shares some of the ports, endForwarding first
-// gives these ports to that attachment. If the argument "att" is not nil, endForwarding then marks the record as ended.
+// endForwarding ends the forwarding of an attachment. If another attachment requests some of the ports, endForwarding first gives these
+// ports to that attachment. endForwarding looks for such an attachment only if an element of the ports has heirsMark. If the argument "att"
+// is not nil, endForwarding then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	var ending ports.Index
-	ending.Add(key.Hash(), st.Ports...)
-	if err := moveToHeirs(host, key.Hash(), &ending); err != nil {
-		return err
+	all := st.hostPorts(ownerComment(key, ""))
+	own, err := ownedBy(host, all)
+	if err == nil && slices.ContainsFunc(own, mayPass) {
+		var ending ports.Index
+		ending.Add(key.Hash(), st.Ports...)
+		if err = moveToHeirs(host, key.Hash(), &ending); err == nil {
+			own, err = ownedBy(host, all)
+		}
 	}
-	if err := endPorts(host, key, st, st.hostPorts(ownerComment(key, ""))); err != nil {
-		return err
+	if err == nil {
+		err = endPorts(host, key, st, own)
 	}
-	if att != nil {
+	if err == nil && att != nil {
 		st.Ended = true
 		att.SaveProgress(st)
 	}
-	return nil
+	return err
 }
 
-func endPorts(host *kernel.Node, key attachment.Key, st portState, ports ownedPorts) error {
-	// endPorts removes the state in the reverse order of ADD. endPorts removes the protection of 127.0.0.1 last. The ports become free for
-	// other pods in the same transaction.
+func mayPass(e nft.Element) bool { return strings.HasSuffix(e.Comment, heirsMark) }
+
+// endPorts removes the state in the reverse order of ADD, and the protection of 127.0.0.1 last. The given elements of the attachment are
+// removed in one transaction, so that all ports become free for other pods at the same time.
+func endPorts(host *kernel.Node, key attachment.Key, st portState, own []nft.Element) error {
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
 			return err
 		}
 	}
-	return delHostPorts(host, ports)
+	return endOwned(host, key.Hash(), st.Localhost, own)
 }
 
 // delUnrecorded removes the state of an attachment without a record. Either the record of this attachment is lost, or the reference plugin

@@ -44,7 +44,6 @@ func (h portHolder) mustYield(to portClaim) bool {
 type claimPlan struct {
 	remove, add []nft.Element
 	taken       []portTakeover
-	shared      bool // a port is shared with a running pod
 	singles     bool // a part of a range is shared: the claim must use single ports, which can pass from one attachment to another
 }
 
@@ -70,14 +69,17 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 				"its record is lost; DEL of its container ends it")
 		case h.ContainerID == want.container: // in another network, or with another interface
 			kept.Add(e.Comment, port)
-			p.shared = true
+			want.HasHeirs = true
+			p.remove = append(p.remove, e)
+			e.Comment = withHeirs(e.Comment)
+			p.add = append(p.add, e)
 			continue
 		case !h.mustYield(want):
 			return claimPlan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, describeOwner(h.Record, e.Comment))
 		case !slices.ContainsFunc(p.taken, func(t portTakeover) bool { return t.Key == h.Key }):
 			p.taken = append(p.taken, portTakeover{port, e.Comment, h})
 			p.remove = append(p.remove, h.elements...)
-			p.shared = p.shared || !h.gone
+			want.HasHeirs = want.HasHeirs || !h.gone
 		}
 		p.remove = append(p.remove, e)
 	}
@@ -132,20 +134,20 @@ func readConflicts(host *kernel.Node, want portClaim) (have portConflicts, err e
 		if _, known := have.holders[hash]; known || !isForward(e) || hash == ownerHash(want.Owner) {
 			continue
 		}
-		if have.holders[hash], err = observeHolder(t, hash, want); err != nil {
+		if have.holders[hash], err = observeHolder(host, hash, want); err != nil {
 			return portConflicts{}, err
 		}
 	}
 	return have, nil
 }
 
-func observeHolder(t *nft.Handle, hash string, want portClaim) (h portHolder, err error) {
+func observeHolder(host *kernel.Node, hash string, want portClaim) (h portHolder, err error) {
 	if h.Record, h.found, err = attachment.ByHash("portmap", hash); err != nil {
 		return portHolder{}, err
 	}
 	if !h.found {
-		e, ok, err := t.Get(ownerElement(hash))
-		h.gone = ok && plugin.NetnsGone(ownerOf(e).Netns)
+		owner, ok, err := findOwner(host, hash)
+		h.gone = ok && plugin.NetnsGone(owner.Netns)
 		return h, err
 	}
 	if h.gone = plugin.NetnsGone(h.Netns); !h.mustYield(want) {
@@ -161,7 +163,7 @@ func observeHolder(t *nft.Handle, hash string, want portClaim) (h portHolder, er
 		h.all = append(h.all, of)
 		if h.gone && err == nil {
 			var lost []nft.Element
-			lost, err = ownedBy(t, of.hostPorts(of.owner()))
+			lost, err = ownedBy(host, of.hostPorts(of.owner()))
 			h.elements = append(h.elements, lost...)
 		}
 	}
@@ -181,11 +183,6 @@ func applyPlan(host *kernel.Node, want portClaim, p claimPlan) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
 		return err
-	}
-	if p.shared {
-		if err := attachment.RemoveNodeNote(sharedPorts); err != nil {
-			return err
-		}
 	}
 	if err := t.Replace(p.remove, p.add); err != nil || want.Bridge == "" || want.ByIPTables {
 		return err

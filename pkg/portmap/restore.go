@@ -19,6 +19,7 @@ type recordedPorts struct {
 	attachment.Record
 	portState
 	shared []ports.Port // ports that an older attachment of its container forwards
+	heirs  bool         // another attachment of its container or pod has ports
 }
 
 func (rec recordedPorts) owner() string { return ownerComment(rec.Key, rec.Pod) }
@@ -26,7 +27,7 @@ func (rec recordedPorts) owner() string { return ownerComment(rec.Key, rec.Pod) 
 // wantedPorts returns the state that the attachment should have in nf_tables.
 func (rec recordedPorts) wantedPorts() ownedPorts {
 	ports := rec.hostPorts(rec.owner())
-	ports.Netns, ports.Shared = rec.netnsPath(rec.Netns), rec.shared
+	ports.Netns, ports.Shared, ports.HasHeirs = rec.netnsPath(rec.Netns), rec.shared, rec.heirs
 	return ports
 }
 
@@ -115,11 +116,14 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
 	var seen ports.Index
+	attachments := map[string]int{} // of a container or a pod
 	for _, rec := range records {
 		st, e := attachment.StateOf[portState](rec)
 		if e != nil || rec.Hash() == hash || st.Ended || st.Unfinished || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
 			continue
 		}
+		attachments[rec.ContainerID]++
+		attachments[rec.Pod]++
 		of := recordedPorts{Record: rec, portState: st}
 		of.Ports = slices.DeleteFunc(of.Ports, func(p ports.Port) bool {
 			return p.Port == 0 || !p.To.IsValid() || seen.Overlap(p, rec.ContainerID)
@@ -131,6 +135,7 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	}
 	var older ports.Index
 	for i := len(all) - 1; i >= 0; i-- {
+		all[i].heirs = attachments[all[i].ContainerID] > 1 || all[i].Pod != "" && attachments[all[i].Pod] > 1
 		for _, p := range all[i].Ports {
 			if older.Overlap(p, all[i].Hash()) {
 				all[i].shared = append(all[i].shared, p)

@@ -62,14 +62,18 @@ func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Pre
 			return reference.Portmap(reference.Of(rec.Key)).Write(ports.Singles(st.Ports))
 		}},
 		{Text: "remove its hostPorts of Podlace", Do: func() error {
-			own := st.hostPorts(ownerComment(rec.Key, rec.Pod))
-			own.Localhost = "" // the reference's rules need route_localnet too
 			unlock, err := attachment.Waiting.Node(portsLock)
 			if err != nil {
 				return err
 			}
 			defer unlock()
-			return endPorts(host, rec.Key, st, own)
+			own, err := ownedBy(host, st.hostPorts(ownerComment(rec.Key, rec.Pod)))
+			if err != nil {
+				return err
+			}
+			as := st
+			as.Localhost = "" // the reference's rules need route_localnet too
+			return endPorts(host, rec.Key, as, own)
 		}},
 	}...), nil
 }

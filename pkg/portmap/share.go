@@ -13,13 +13,6 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// sharedPorts is the name of a note file of the node. With the text noneShared it says that no attachments share hostPorts, and DEL does
-// not read the records of other pods.
-const (
-	sharedPorts = "shared-hostports"
-	noneShared  = "none"
-)
-
 // The type otherOwners caches the descriptions of other attachments. The key of this cache is the comment of a set element.
 type otherOwners struct {
 	container string
@@ -60,9 +53,6 @@ func describeOwner(rec attachment.Record, owner string) string {
 // attachments belong to the same container in other networks, or to an older live pod with the same name. The last argument of moveToHeirs
 // contains the ports of the attachment that ends, or is nil if these ports are unknown. The caller holds portsLock.
 func moveToHeirs(host *kernel.Node, hash string, ending *ports.Index) error {
-	if text, _ := attachment.ReadNodeNote(sharedPorts); text == noneShared {
-		return nil
-	}
 	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests this port then also
 	// removes the rules of this attachment.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
@@ -80,10 +70,7 @@ func moveToHeirs(host *kernel.Node, hash string, ending *ports.Index) error {
 		}
 	}
 	if len(heirs) == 0 {
-		if shared, err := sharedExcept(hash); err != nil || shared {
-			return nil
-		}
-		return attachment.WriteNodeNote(sharedPorts, noneShared)
+		return nil
 	}
 	if err := moveHostPorts(host, hash, wanted); err != nil {
 		return err
@@ -125,22 +112,4 @@ func moveHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 		}
 	}
 	return t.Replace(uniqueElements(passed), missing)
-}
-
-// sharedExcept reports whether two attachments request the same port. sharedExcept ignores the attachment whose key has the given hash.
-// sharedExcept also considers attachments whose ADD has not finished.
-func sharedExcept(hash string) (bool, error) {
-	records, err := attachment.AllOf("portmap")
-	var seen ports.Index
-	for _, rec := range records {
-		st, e := attachment.StateOf[portState](rec)
-		if e != nil || rec.Hash() == hash || st.Ended {
-			continue
-		}
-		if slices.ContainsFunc(st.Ports, func(p ports.Port) bool { return seen.Overlap(p, rec.Hash()) }) {
-			return true, err
-		}
-		seen.Add(rec.Hash(), st.Ports...)
-	}
-	return false, err
 }

@@ -18,10 +18,14 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns the set elements that exist in the kernel and still belong to the attachment.
-func ownedBy(t *nft.Handle, h ownedPorts) ([]nft.Element, error) {
-	found, err := t.Existing(h.elements())
-	return slices.DeleteFunc(found, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), err
+// ownedBy returns the set elements that exist in the kernel and still belong to the attachment. On a kernel without nftables, ownedBy
+// returns none.
+func ownedBy(host *kernel.Node, h ownedPorts) (own []nft.Element, err error) {
+	t, err := host.NFT.Open(nft.HostportTable)
+	if err == nil {
+		own, err = t.Existing(h.elements())
+	}
+	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), nft.IgnoreUnsupported(err)
 }
 
 // maxAsked is the maximum length of a port range for which conflictingElements looks up each port. For a longer range of ports,
@@ -110,20 +114,6 @@ func ensureHairpin(t *nft.Handle, link string) error {
 
 func hairpin(link string) nft.Element {
 	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
-}
-
-// delHostPorts ends the forwarding of an attachment's ports. In the same transaction, delHostPorts removes the rules that protect
-// 127.0.0.0/8 if no attachment needs these rules.
-func delHostPorts(host *kernel.Node, h ownedPorts) error {
-	t, err := host.NFT.Open(nft.HostportTable)
-	var own []nft.Element
-	if err == nil {
-		own, err = ownedBy(t, h)
-	}
-	if err := nft.IgnoreUnsupported(err); err != nil {
-		return err
-	}
-	return endOwned(host, ownerHash(h.Owner), h.Localhost, own)
 }
 
 // delOwnedHostPorts ends the forwarding of all ports that belong to the attachment with the given hash, and returns these ports.

@@ -66,6 +66,14 @@ func addAll(h *kernel.Node, own ownedPorts) error {
 	return applyPlan(h, want, p)
 }
 
+func delHostPorts(h *kernel.Node, own ownedPorts) error {
+	elements, err := ownedBy(h, own)
+	if err != nil {
+		return err
+	}
+	return endOwned(h, ownerHash(own.Owner), own.Localhost, elements)
+}
+
 func delPorts(h *kernel.Node, owner string, ports []ports.Port) error {
 	return delHostPorts(h, ownedPorts{Owner: owner, Ports: ports})
 }
