@@ -172,7 +172,7 @@ func (s *soakRun) statePaths() (list []string) {
 // may have a record or a lease.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
-	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|^/run/podlace/\.[a-z]+$`)
+	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|^/run/podlace/\.[a-z_]+$`)
 	found := map[string]bool{}
 	for _, path := range s.statePaths() {
 		// A killed verb can leave a temporary file. The next writer of the same file replaces the temporary file.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -28,11 +29,8 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 }
 
 // The constant `bridges` is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any
-// network, or the MTU of a bridge. The constant `guardNote` is the name of a note file which says that the node has the guard table.
-const (
-	bridges   = "bridges"
-	guardNote = "guarded"
-)
+// network, or the MTU of a bridge.
+const bridges = "bridges"
 
 // applyGuard sets up the port's spoof protection before the port is up, so that other pods are always protected from this pod. If guard
 // rules were flushed, the rules of all networks' pods are restored, even if the current pod needs no guard.
@@ -51,10 +49,8 @@ func (j *job) applyGuard(port kernel.Link, g *Guard) error {
 	if err != nil {
 		return err
 	}
-	if _, noted := attachment.ReadNodeNote(guardNote); !noted {
-		if err := attachment.WriteNodeNote(guardNote, ""); err != nil {
-			return err
-		}
+	if err := noteTable(nft.GuardTable); err != nil {
+		return err
 	}
 	return ensureGuard(j.host, *g)
 }
@@ -73,7 +69,7 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	}
 	all, written := append(guardsOf(pods), more...), guardsOf(finished(pods))
 	if len(all) == 0 {
-		return forgetFlushedGuards(host)
+		return forgetFlushed(host, guardSchema())
 	}
 	if len(written)+len(more) == 0 {
 		return nil
@@ -84,19 +80,10 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 	if len(written) > 0 {
 		log.Info("guards are missing and are restored from the records", "attachments", len(written))
 	}
-	if err := attachment.WriteNodeNote(guardNote, ""); err != nil {
+	if err := noteTable(nft.GuardTable); err != nil {
 		return err
 	}
 	return SetGuards(all)
-}
-
-// forgetFlushedGuards removes the note file of the guard table if the table is missing and no attachment needs the table. The caller holds
-// the lock of the guards.
-func forgetFlushedGuards(host *kernel.Node) error {
-	if _, noted := attachment.ReadNodeNote(guardNote); !noted || !plugin.IsDifferent(compareGuards(host)) {
-		return nil
-	}
-	return attachment.RemoveNodeNote(guardNote)
 }
 
 func guardsOf(pods []attachment.Of[state]) (all []Guard) {

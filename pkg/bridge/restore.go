@@ -33,7 +33,7 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 			errs = append(errs, fmt.Errorf("network %s: %w", network, err))
 		}
 	}
-	return errors.Join(append(errs, forgetFlushedVLANs(host))...)
+	return errors.Join(append(errs, forgetFlushed(host, vlanSchema()))...)
 }
 
 // restoreFlushed restores the rules of all networks if a base chain is missing or empty. On a node that never had rules, restoreFlushed
@@ -57,7 +57,7 @@ func (j *job) restoreFlushed() {
 // baseChains returns the base chains that the node should have. If such a chain is missing, another program flushed the rules. The base
 // chains are the chain of the guards, the masquerade chain of each network, and a chain of the VLAN gateways.
 func baseChains() (all []nft.Place) {
-	if _, ok := attachment.ReadNodeNote(guardNote); ok {
+	if isNoted(nft.GuardTable) {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
 	}
 	networks, _ := attachment.Networks()
@@ -66,10 +66,42 @@ func baseChains() (all []nft.Place) {
 			all = append(all, MasqueradeSets{Network: network}.chain())
 		}
 	}
-	if _, ok := attachment.ReadNodeNote(vlanNote); ok {
+	if isNoted(nft.VLANTable) {
 		all = append(all, nft.Place{Family: unix.NFPROTO_INET, Table: nft.VLANTable, Chain: vlanChain})
 	}
 	return all
+}
+
+// isNoted reports whether a note file says that the node should have a table. After a flush, only this file or the records of all pods can
+// say it.
+func isNoted(table string) bool {
+	_, noted := attachment.ReadNodeNote(table)
+	return noted
+}
+
+func noteTable(table string) error {
+	if isNoted(table) {
+		return nil
+	}
+	return attachment.WriteNodeNote(table, "")
+}
+
+// forgetFlushed removes the note file of a table that no pod needs, if the table is missing. An ADD may create the table at the same time.
+// forgetFlushed therefore looks for the table again.
+func forgetFlushed(host *kernel.Node, s nft.Schema) error {
+	if !isNoted(s.Table) {
+		return nil
+	}
+	if ok, err := s.Intact(&host.NFT); ok || err != nil {
+		return err
+	}
+	if err := attachment.RemoveNodeNote(s.Table); err != nil {
+		return err
+	}
+	if ok, err := s.Intact(&host.NFT); !ok || err != nil {
+		return err
+	}
+	return noteTable(s.Table)
 }
 
 func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
@@ -97,7 +129,7 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 // Intact reports whether the kernel has the state that the pods of all networks share. Intact checks all networks, because a runtime may
 // call STATUS for only one network. Intact reads only one record of each network. State that cannot be read is treated as intact.
 func Intact(host *kernel.Node) bool {
-	_, needGuards := attachment.ReadNodeNote(guardNote)
+	needGuards := isNoted(nft.GuardTable)
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
 		if _, noted := notedMasquerade(network); noted &&
@@ -116,7 +148,7 @@ func Intact(host *kernel.Node) bool {
 	if needGuards && plugin.IsDifferent(guardDrift(host)) {
 		return false
 	}
-	if _, noted := attachment.ReadNodeNote(vlanNote); !noted {
+	if !isNoted(nft.VLANTable) {
 		return true
 	}
 	ok, err := vlanSchema().Intact(&host.NFT)

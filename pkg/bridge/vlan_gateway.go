@@ -9,6 +9,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -108,7 +109,7 @@ func restoreVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.
 		if lost {
 			log.Info("the rules of a VLAN's gateway were missing or changed and are restored from the records", "gateway", name)
 			if err = vlanSchema().Install(rules.elements()); err == nil {
-				err = noteVLANs()
+				err = noteTable(nft.VLANTable)
 			}
 		}
 		errs = append(errs, err)

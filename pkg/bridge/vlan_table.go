@@ -10,7 +10,6 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
@@ -83,38 +82,9 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 		err = vlanSchema().Install(missing)
 	}
 	if fault.Ignore(err, unix.EEXIST) == nil {
-		err = noteVLANs()
+		err = noteTable(nft.VLANTable)
 	}
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
-}
-
-func noteVLANs() error {
-	if _, noted := attachment.ReadNodeNote(vlanNote); noted {
-		return nil
-	}
-	return attachment.WriteNodeNote(vlanNote, "")
-}
-
-// vlanNote is the name of a note file which says that the node has the table of VLAN gateways.
-const vlanNote = "vlan-gateways"
-
-// forgetFlushedVLANs removes the note file of the table if the table is missing and no gateway needs the table. An ADD may create the table
-// while forgetFlushedVLANs runs. ADD creates the table first and writes the note file afterwards. Therefore forgetFlushedVLANs looks for
-// the table again after removing the note file. If the table exists by then, forgetFlushedVLANs restores the note file.
-func forgetFlushedVLANs(host *kernel.Node) error {
-	if _, noted := attachment.ReadNodeNote(vlanNote); !noted {
-		return nil
-	}
-	if ok, err := vlanSchema().Intact(&host.NFT); ok || err != nil {
-		return err
-	}
-	if err := attachment.RemoveNodeNote(vlanNote); err != nil {
-		return err
-	}
-	if ok, err := vlanSchema().Intact(&host.NFT); !ok || err != nil {
-		return err
-	}
-	return attachment.WriteNodeNote(vlanNote, "")
 }
 
 // compareVLANGateway returns nil if the kernel has the rules of the VLAN gateway, or does not support them. If a rule is missing,

@@ -55,7 +55,7 @@ func Run(o Options) error {
 	defer host.Close()
 	_, missing := os.Stat(store.Root)
 	if o.Act {
-		unlock, err := lockRun()
+		unlock, err := attachment.Waiting.Node("rollback") // no second rollback at the same time
 		if err != nil {
 			return err
 		}
@@ -83,20 +83,6 @@ func Run(o Options) error {
 		return fmt.Errorf("%d pods could not be rewritten: the tables and records of Podlace stay, run it again", j.failed)
 	}
 	return j.cleanNode()
-}
-
-// lockRun takes a lock that prevents a second rollback at the same time.
-func lockRun() (unlock func(), err error) {
-	dir, err := store.Make(store.Root, 0o700)
-	if err != nil {
-		return nil, err
-	}
-	lock, err := dir.Lock(".rollback", 0o600)
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return func() { lock.Unlock(); dir.Close() }, nil
 }
 
 // networkRecords contains the attachment records of one network.
