@@ -188,13 +188,13 @@ func TestRecorded(t *testing.T) {
 // TestNotes checks that a note file belongs to the network and is not listed as a record.
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
-	if _, ok := a.ReadNote("mark"); ok {
+	if _, ok := ReadNote(a.Network, "mark"); ok {
 		t.Error("noted before")
 	}
 	for _, text := range []string{"longer text", "text"} {
-		err := a.WriteNote("mark", text)
-		got, ok := a.ReadNote("mark")
-		if _, other := a.ReadNote("other"); err != nil || !ok || got != text || other {
+		err := WriteNote(a.Network, "mark", text)
+		got, ok := ReadNote(a.Network, "mark")
+		if _, other := ReadNote(a.Network, "other"); err != nil || !ok || got != text || other {
 			t.Errorf("noted %q: %v", got, err)
 		}
 	}
@@ -202,8 +202,8 @@ func TestNotes(t *testing.T) {
 		t.Errorf("listed %v, %v", records, err)
 	}
 	for range 2 {
-		err := a.RemoveNote("mark")
-		if _, ok := a.ReadNote("mark"); err != nil || ok {
+		err := RemoveNote(a.Network, "mark")
+		if _, ok := ReadNote(a.Network, "mark"); err != nil || ok {
 			t.Errorf("still noted: %v", err)
 		}
 	}

@@ -13,37 +13,38 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
+// OfNode stands in place of a network's name for notes of the node. They are in the folder that contains the folders of the networks.
+const OfNode = ""
+
 // WriteNote writes a note file of the network. A note file is a small file that stores one fact. The argument `name` is the file's name
 // without the leading dot.
-func (a *Attachment) WriteNote(name, text string) error {
-	return a.dir.Overwrite("."+name, []byte(text), 0o600)
+func WriteNote(network, name, text string) error {
+	dir, err := store.Make(folder(network), 0o700)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Overwrite("."+name, []byte(text), 0o600)
 }
 
 // ReadNote returns the text of the network's note file with the given name. The second result is false if this file does not exist.
-func (a *Attachment) ReadNote(name string) (text string, ok bool) {
-	data, err := a.dir.Read("." + name)
+func ReadNote(network, name string) (text string, ok bool) {
+	data, err := store.ReadFile(filepath.Join(folder(network), "."+name))
 	return string(data), err == nil
 }
 
+// RemoveNote removes the network's note file with the given name.
+func RemoveNote(network, name string) error { return ignoreMissing(removeFile(network, "."+name)) }
+
 // ListNotes returns the names of the network's note files that begin with a prefix.
-func (a *Attachment) ListNotes(prefix string) (notes []string, err error) {
-	files, err := a.dir.List()
+func ListNotes(network, prefix string) (notes []string) {
+	files, _ := store.Names(folder(network), 0)
 	for _, file := range files {
 		if name, ok := strings.CutPrefix(file, "."); ok && strings.HasPrefix(name, prefix) {
 			notes = append(notes, name)
 		}
 	}
-	return notes, err
-}
-
-// RemoveNote removes the network's note file with the given name.
-func (a *Attachment) RemoveNote(name string) error { return a.dir.Remove("." + name) }
-
-// ReadNote returns the text of a network's note file without taking the network's lock. The second result is false if the file does not
-// exist.
-func ReadNote(network, name string) (text string, ok bool) {
-	data, err := store.ReadFile(filepath.Join(folder(network), "."+name))
-	return string(data), err == nil
+	return notes
 }
 
 // NetworkWithNote returns the name of a network that has a note file with the given name. If several networks have such a note file,
@@ -62,35 +63,9 @@ func NetworkWithNote(name string) (network string, ok bool, err error) {
 func RemoveNotes(name string) error {
 	networks, err := Networks()
 	for _, network := range networks {
-		err = errors.Join(err, removeFile(network, "."+name))
+		err = errors.Join(err, RemoveNote(network, name))
 	}
 	return err
-}
-
-// WriteNodeNote writes a note file for the node. The note file is in the folder that contains the folders of the networks.
-func WriteNodeNote(name, text string) error {
-	dir, err := store.Make(store.Root, 0o700)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Overwrite("."+name, []byte(text), 0o600)
-}
-
-// ReadNodeNote returns the text of the node's note file with the given name. The second result is false if this file does not exist.
-func ReadNodeNote(name string) (text string, ok bool) {
-	data, err := store.ReadFile(filepath.Join(store.Root, "."+name))
-	return string(data), err == nil
-}
-
-// RemoveNodeNote removes the node's note file with the given name.
-func RemoveNodeNote(name string) error {
-	dir, err := store.Open(store.Root)
-	if err != nil {
-		return ignoreMissing(err)
-	}
-	defer dir.Close()
-	return dir.Remove("." + name)
 }
 
 // Changed reports whether the text of a lasting problem of the plugin and network of r differs from the text at the previous call. The text
@@ -98,13 +73,13 @@ func RemoveNodeNote(name string) error {
 // has logged.
 func Changed(r *plugin.Request, problem, text string) bool {
 	name := "logged-" + problem + "-" + r.Plugin + "-" + r.Network
-	if before, _ := ReadNodeNote(name); before == text {
+	if before, _ := ReadNote(OfNode, name); before == text {
 		return false
 	}
 	if text == "" {
-		_ = RemoveNodeNote(name) // while the note file exists, each call reports the change again
+		_ = RemoveNote(OfNode, name) // while the note file exists, each call reports the change again
 	} else {
-		_ = WriteNodeNote(name, text)
+		_ = WriteNote(OfNode, name, text)
 	}
 	return true
 }

@@ -38,7 +38,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := connected(t)
-			t.Cleanup(func() { _ = attachment.RemoveNodeNote("logged-found-bandwidth-traps") })
+			t.Cleanup(func() { _ = attachment.RemoveNote(attachment.OfNode, "logged-found-bandwidth-traps") })
 			keys := append([]any{"name", "traps", "runtimeConfig", nil}, c.keys...)
 			first, next := l.addLog("first", keys...), l.addLog("next", keys...)
 			if strings.Contains(first, trapped) != (c.says != "") || !strings.Contains(first, c.says) {

@@ -20,7 +20,7 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	for _, gw := range l.gateways {
 		// The name of the gateway's note file contains the prefix length of the gateway address. Without this file name, ADD would have to search
 		// the kernel's list of all addresses for the prefix length, which is slower.
-		_, noted := j.att.ReadNote(gatewayNote(bridge, gw))
+		_, noted := attachment.ReadNote(j.att.Network, gatewayNote(bridge, gw))
 		if err := enableForwarding(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
 		}
@@ -74,7 +74,7 @@ func (j *job) addGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Pre
 		j.fresh = true
 	}
 	j.warnOfSecondBridge(bridge, gw)
-	return j.att.WriteNote(gatewayNote(bridge, gw), "")
+	return attachment.WriteNote(j.att.Network, gatewayNote(bridge, gw), "")
 }
 
 // GatewaysConflict reports whether two gateway addresses conflict, so that a bridge cannot have both. Two IPv4 addresses always conflict.
@@ -111,7 +111,7 @@ func (j *job) gatewaysToRemove(bridge kernel.Link, gw netip.Prefix, others []net
 		if !GatewaysConflict(other, gw) {
 			// The address `other` does not conflict with the gateway address, so the bridge can have both. The address `other` is removed only if an
 			// earlier configuration of the network added it and no pod uses it any more.
-			if _, noted := j.att.ReadNote(gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
+			if _, noted := attachment.ReadNote(j.att.Network, gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
 		} else if !j.cfg.ForceAddress {
@@ -136,16 +136,16 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	if err := errors.Join(j.host.DelAddress(bridge, gw), attachment.RemoveNotes(gatewayNote(bridge, gw))); err != nil {
 		return err
 	}
-	if _, noted := j.att.ReadNote(masqueradeNote); !noted {
+	if _, noted := attachment.ReadNote(j.att.Network, masqueradeNote); !noted {
 		return nil
 	}
-	return j.att.WriteNote(masqueradeNote, "")
+	return attachment.WriteNote(j.att.Network, masqueradeNote, "")
 }
 
 // warnOfSecondBridge logs a warning if another bridge of this network still has the same gateway address. A second bridge remains after the
 // key "bridge" was changed in the configuration. While both bridges have pods, the node reaches only the pods of one bridge.
 func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
-	notes, _ := j.att.ListNotes("gateway-")
+	notes := attachment.ListNotes(j.att.Network, "gateway-")
 	for _, note := range notes {
 		former := strings.TrimPrefix(note, "gateway-")
 		former, is := strings.CutSuffix(former, strings.TrimPrefix(gatewayNote(kernel.Link{}, gw), "gateway-"))

@@ -54,7 +54,7 @@ func (j *job) applyMasquerade(l layer3) error {
 // removeNetworkMasquerade removes the masquerade of the whole network. All pods of the network share the rules, so "ipMasq": false in the
 // newest configuration applies to all of them.
 func (j *job) removeNetworkMasquerade() error {
-	if _, noted := j.att.ReadNote(masqueradeNote); !noted {
+	if _, noted := attachment.ReadNote(j.att.Network, masqueradeNote); !noted {
 		return nil
 	}
 	unlock, err := j.att.LockNetwork()
@@ -65,7 +65,7 @@ func (j *job) removeNetworkMasquerade() error {
 	if err := deleteMasquerade(MasqueradeSets{Network: j.att.Network}); err != nil {
 		return err
 	}
-	return j.att.RemoveNote(masqueradeNote)
+	return attachment.RemoveNote(j.att.Network, masqueradeNote)
 }
 
 // The constant `masqueradeNote` is the name of a note file which says that the network has a chain and sets in nftables. The note file
@@ -95,7 +95,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	if err != nil {
 		return err
 	}
-	if noted, _ := j.att.ReadNote(masqueradeNote); noted == config && missing.empty() {
+	if noted, _ := attachment.ReadNote(j.att.Network, masqueradeNote); noted == config && missing.empty() {
 		if ok, err := hasMasqueradeRules(j.host, j.att.Network); err != nil || ok {
 			return err
 		}
@@ -105,7 +105,7 @@ func (j *job) masqueradeByNFT(l layer3) error {
 		return err
 	}
 	defer unlock()
-	if noted, _ := j.att.ReadNote(masqueradeNote); noted == config {
+	if noted, _ := attachment.ReadNote(j.att.Network, masqueradeNote); noted == config {
 		err := compareMasquerade(j.host, MasqueradeSets{Network: j.att.Network, Local: multicast()})
 		if err == nil {
 			err = addMasquerade(j.host, missing)
@@ -130,13 +130,13 @@ func (j *job) masqueradeByNFT(l layer3) error {
 // writeMasquerade replaces the chain and the sets of a network. The note file with the configuration is written last. If the process is
 // killed before this last step, the next ADD finds an empty note file and writes the chain and the sets again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
-	if err := att.WriteNote(masqueradeNote, ""); err != nil {
+	if err := attachment.WriteNote(att.Network, masqueradeNote, ""); err != nil {
 		return err
 	}
 	if err := SetMasquerade(wantedMasquerade(att.Network, m, pods)); err != nil {
 		return err
 	}
-	return att.WriteNote(masqueradeNote, m.noteText())
+	return attachment.WriteNote(att.Network, masqueradeNote, m.noteText())
 }
 
 // restoreMasquerade rewrites the chain and the sets of a network that has pods, if any rule or set element is missing. Rules that a running
@@ -153,7 +153,7 @@ func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Atta
 	case !plugin.IsDifferent(err):
 		return err
 	case len(all.Sources) == 0:
-		return att.RemoveNote(masqueradeNote)
+		return attachment.RemoveNote(att.Network, masqueradeNote)
 	case len(written.Sources) == 0:
 		return nil
 	}

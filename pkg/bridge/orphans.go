@@ -58,7 +58,7 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 // network, even if this bridge is up.
 func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
-	last, noted := j.att.ReadNote(note)
+	last, noted := attachment.ReadNote(j.att.Network, note)
 	if noted && last == identity {
 		j.restoreOrphans(bridge, orphans)
 		return nil
@@ -77,7 +77,7 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 		}
 	}
 	j.restoreOrphans(bridge, orphans)
-	return j.att.WriteNote(note, identity)
+	return attachment.WriteNote(j.att.Network, note, identity)
 }
 
 // restoreOrphans attaches orphans to the bridge, with their settings and their gateway addresses. Errors are only logged, because the

@@ -75,7 +75,7 @@ func baseChains() (all []nft.Place) {
 // isNoted reports whether a note file says that the node should have a table. After a flush, only this file or the records of all pods can
 // say it.
 func isNoted(table string) bool {
-	_, noted := attachment.ReadNodeNote(table)
+	_, noted := attachment.ReadNote(attachment.OfNode, table)
 	return noted
 }
 
@@ -83,7 +83,7 @@ func noteTable(table string) error {
 	if isNoted(table) {
 		return nil
 	}
-	return attachment.WriteNodeNote(table, "")
+	return attachment.WriteNote(attachment.OfNode, table, "")
 }
 
 // forgetFlushed removes the note file of a table that no pod needs, if the table is missing. An ADD may create the table at the same time.
@@ -95,7 +95,7 @@ func forgetFlushed(host *kernel.Node, s nft.Schema) error {
 	if ok, err := s.Intact(&host.NFT); ok || err != nil {
 		return err
 	}
-	if err := attachment.RemoveNodeNote(s.Table); err != nil {
+	if err := attachment.RemoveNote(attachment.OfNode, s.Table); err != nil {
 		return err
 	}
 	if ok, err := s.Intact(&host.NFT); !ok || err != nil {

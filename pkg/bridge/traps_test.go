@@ -30,7 +30,7 @@ func (l lab) runOnNode(script, undo string) {
 }
 
 func (l lab) withoutBridge() {
-	l.Cleanup(func() { _ = attachment.RemoveNodeNote("logged-found-bridge-" + l.Conf["name"].(string)) })
+	l.Cleanup(func() { _ = attachment.RemoveNote(attachment.OfNode, "logged-found-bridge-"+l.Conf["name"].(string)) })
 	l.Cleanup(func() { _ = onHost(l.Conf["bridge"].(string), netlink.LinkDel) })
 }
 
@@ -158,7 +158,7 @@ func TestFindingsOfConfiguration(t *testing.T) {
 // TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge. The log must contain each finding only once.
 func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
-	t.Cleanup(func() { _ = attachment.RemoveNodeNote("logged-found-bridge-foreign") })
+	t.Cleanup(func() { _ = attachment.RemoveNote(attachment.OfNode, "logged-found-bridge-foreign") })
 	addForeignBridge(t, "bttrap")
 	log := l.OK(l.Call("ADD", "first")).Log
 	next := l.OK(l.Call("DEL", "first")).Log + l.OK(l.Call("ADD", "next")).Log

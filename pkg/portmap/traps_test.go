@@ -36,7 +36,7 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
-			t.Cleanup(func() { _ = attachment.RemoveNodeNote("logged-found-portmap-traps") })
+			t.Cleanup(func() { _ = attachment.RemoveNote(attachment.OfNode, "logged-found-portmap-traps") })
 			keys := append([]any{"name", "traps", "runtimeConfig", nil}, c.keys...)
 			first, next := l.addLog("first", keys...), l.addLog("next", keys...)
 			if strings.Contains(first, trapped) != (c.says != "") || !strings.Contains(first, c.says) {
