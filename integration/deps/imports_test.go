@@ -58,7 +58,7 @@ func allowedImporters() map[string][]string {
 		// of pkg/kernel use it.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/cli/sandbox", "integration/"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/reference", "pkg/bridge", "pkg/portmap", "integration/"},
-		"github.com/mdlayher/netlink":    {"pkg/nft"},
+		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel"},
 		// The following packages need system calls of golang.org/x/sys/unix: pkg/plugin opens namespaces and compares error numbers, pkg/store
 		// locks files and creates unnamed files, and pkg/hostlocal checks access rights. pkg/bridge, pkg/portmap and pkg/reference use it to
 		// write nf_tables rules.
