@@ -49,7 +49,6 @@ func newCanary() *cobra.Command {
 		Short:   "Test the installed plugins and configuration with one pod on this node",
 		Long:    canaryHelp,
 		Example: canaryExample,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), cmd.OutOrStdout())
 		},
@@ -78,9 +77,6 @@ func firstConflist(dir string) (string, error) {
 }
 
 func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
-	if err := needRoot(); err != nil {
-		return err
-	}
 	folders := doctor.Folders(doctor.Options{BinDir: f.plugins})
 	f.plugins = folders.BinDir
 	if f.conflist == "" {

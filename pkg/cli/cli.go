@@ -4,16 +4,19 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -35,25 +38,61 @@ func (exitError) Error() string { return "" }
 // Run runs the command line and returns the exit status. If the output contains names of pods or files, Run removes terminal escape
 // sequences from them.
 func Run(args []string, stdout, stderr io.Writer) int {
-	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
+	out := &output{to: plugin.PlainWriter(stdout)}
+	stderr = plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := Command()
 	root.SetArgs(args)
 	root.SetIn(interruptible{ctx, os.Stdin})
-	root.SetOut(stdout)
+	root.SetOut(out)
 	root.SetErr(stderr)
+	refuseUnknown(root)
 	cmd, err := root.ExecuteContextC(ctx)
-	return exitOf(stderr, cmd, err)
+	status := exitOf(stderr, cmd, err)
+	if out.err != nil && !errors.Is(err, out.err) {
+		printLine(stderr, out.err.Error())
+		return exitFailed
+	}
+	return status
 }
 
-// exitOf returns the exit status for the error of a command, and prints its message if it has one.
+// output is the standard output of the command. It keeps the first error of a write, so that Run reports lost output of each command.
+type output struct {
+	to  io.Writer
+	err error
+}
+
+// Write writes the text.
+func (o *output) Write(text []byte) (int, error) {
+	n, err := o.to.Write(text)
+	o.err = cmp.Or(o.err, err)
+	return n, err
+}
+
+// refuseUnknown makes the commands that cobra adds fail for unknown names.
+func refuseUnknown(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	help, _, _ := root.Find([]string{"help"})
+	help.Args = func(_ *cobra.Command, names []string) error {
+		found, rest, err := root.Find(names)
+		return cmp.Or(err, cobra.NoArgs(found, rest))
+	}
+	completion, _, _ := root.Find([]string{"completion"})
+	completion.RunE = showHelp // cobra checks the arguments of a command that runs
+}
+
+func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
+// exitOf returns the exit status for the error of a command, and prints its message if it has one. A message that several errors have is
+// printed once.
 func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	if err == nil {
 		return exitOK
 	}
 	if text := strings.Trim(err.Error(), "\n"); text != "" {
-		printLine(stderr, suggest(cmd, text))
+		printLine(stderr, strings.Join(slices.Compact(strings.Split(suggest(cmd, text), "\n")), "\n"))
 	}
 	var exit exitError
 	if errors.As(err, &exit) {
@@ -62,17 +101,32 @@ func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	return exitFailed
 }
 
-// suggest adds the most similar command names to the message about an unknown command, on the same line. Cobra's own suggestion needs
-// several lines.
+// suggest replaces cobra's messages about arguments. To the message about an unknown command it adds the most similar names, on the same
+// line, because cobra's own suggestion needs several lines.
 func suggest(cmd *cobra.Command, text string) string {
-	var name string
-	if _, err := fmt.Sscanf(text, "unknown command %q", &name); err != nil {
+	if flag, _, ok := strings.Cut(text, ": strconv."); ok {
+		return flag + ": want a number"
+	}
+	if strings.Contains(text, " arg(s), ") {
+		return "usage: " + cmd.UseLine()
+	}
+	var name, path string
+	if _, err := fmt.Sscanf(text, "unknown command %q for %q", &name, &path); err != nil {
 		return text
+	}
+	cmd, _, _ = cmd.Root().Find(strings.Fields(path)[1:]) // cobra knows the command
+	if !cmd.HasSubCommands() {
+		return fmt.Sprintf("%s takes no argument: %q", path, name)
 	}
 	if names := cmd.SuggestionsFor(name); len(names) > 0 {
 		return fmt.Sprintf("%s: did you mean '%s'?", text, strings.Join(names, "' or '"))
 	}
-	return fmt.Sprintf("%s: '%s --help' lists all", text, cmd.CommandPath())
+	return fmt.Sprintf("%s: '%s --help' lists all", text, path)
+}
+
+// rootCommands returns the commands that need root for each of their uses.
+func rootCommands() []string {
+	return []string{"canary", "gc", "limits", "ls", "reload", "rollback", "support-bundle", "top", "topology"}
 }
 
 // Command returns the root command. The command reference in the documents is generated from it.
@@ -86,9 +140,21 @@ func Command() *cobra.Command {
 
 		DisableSuggestions:         true, // suggest does it
 		SuggestionsMinimumDistance: 1,
+
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) (err error) {
+			cmd.Flags().Visit(func(f *pflag.Flag) { // the value of an unset shell variable must not mean all networks or pods
+				if f.Value.String() == "" {
+					err = fmt.Errorf(`--%s "": want a value`, f.Name)
+				}
+			})
+			if err == nil && slices.Contains(rootCommands(), cmd.Name()) && cmd.Parent() == cmd.Root() {
+				return needRoot()
+			}
+			return err
+		},
 	}
 	root.AddCommand(newCanary(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),
 		newSchema(), newSRIOV(), newSupportBundle(), newTop(), newTopology(), newTrace(), newValidate(), newVersion())
-	addCompletions(root)
+	addArguments(root)
 	return root
 }

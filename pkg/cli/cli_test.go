@@ -77,12 +77,33 @@ func TestRefusedCommands(t *testing.T) {
 		"canary, no plugin": {[]string{"canary", "--conflist", bad}, canary},
 		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output" flag: want table`},
 		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output" flag: want table`},
-		"arguments of gc":   {[]string{"gc", "all"}, `"all"`},
-		"surplus arguments": {[]string{"canary", "now"}, `"now"`},
+		"surplus argument":  {[]string{"ls", "shop/web"}, "podlace: podlace ls takes no argument: \"shop/web\"\n"},
+		"missing argument":  {[]string{"sriov", "check-claim"}, "podlace: usage: podlace sriov check-claim FILE [flags]\n"},
+		"help of nothing":   {[]string{"help", "sriov", "rest"}, "for \"podlace sriov\": did you mean 'reset'?\n"},
+		"completion of it":  {[]string{"completion", "tcsh"}, "unknown command \"tcsh\" for \"podlace completion\""},
+		"no number":         {[]string{"trace", "--hostport", "x"}, "for \"--hostport\" flag: want a number\n"},
+		"no PCI address":    {[]string{"sriov", "reset", "nope"}, "podlace: PCI address \"nope\": want"},
+		"unset variable":    {[]string{"gc", "--network", "", "--yes"}, "podlace: --network \"\": want a value\n"},
+		"unset address":     {[]string{"ls", "--ip="}, "podlace: --ip \"\": want a value\n"},
 	} {
 		status, stdout, stderr := run(test.args...)
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, test.want) {
 			t.Errorf("%s: status %d, stderr %q", name, status, stderr)
+		}
+	}
+}
+
+// TestLostOutput checks that a command whose output cannot be written fails and says why.
+func TestLostOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, args := range [][]string{{"--help"}, {"help", "gc"}, {"completion", "bash"}, {"explain", "mtu"}, {"version"}, {"schema"}} {
+		var stderr bytes.Buffer
+		if status := Run(args, full, &stderr); status != exitFailed || strings.Count(stderr.String(), "no space left on device") != 1 {
+			t.Errorf("%s: status %d, %q", args, status, stderr.String())
 		}
 	}
 }
@@ -93,7 +114,7 @@ func TestNeedsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("SKIPPED: it needs an ordinary user")
 	}
-	for _, name := range []string{"gc", "limits", "ls", "rollback"} {
+	for _, name := range rootCommands() {
 		if status, stdout, stderr := run(name); status != exitFailed || stdout != "" || !strings.Contains(stderr, "run it as root") {
 			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
 		}

@@ -13,26 +13,29 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// addCompletions adds shell completion to a command and all its subcommands: of pods, networks and PCI addresses. The words of a choice are
-// completed by addChoice.
-func addCompletions(cmd *cobra.Command) {
+// addArguments adds the check and the shell completion of the arguments in its usage line to a command and all its subcommands, and the
+// completion of networks. The words of a choice are completed by addChoice.
+func addArguments(cmd *cobra.Command) {
 	pods := func(rec attachment.Record) string { return rec.Pod }
 	switch _, argument, _ := strings.Cut(cmd.Use, " "); argument {
 	case "[POD]":
-		cmd.ValidArgsFunction = firstOnly(recordedValues(pods, cobra.ShellCompDirectiveNoFileComp))
+		cmd.Args, cmd.ValidArgsFunction = cobra.MaximumNArgs(1), firstOnly(recordedValues(pods, cobra.ShellCompDirectiveNoFileComp))
 	case "[CONFLIST|POD]":
-		cmd.ValidArgsFunction = firstOnly(recordedValues(pods, cobra.ShellCompDirectiveDefault))
+		cmd.Args, cmd.ValidArgsFunction = cobra.MaximumNArgs(1), firstOnly(recordedValues(pods, cobra.ShellCompDirectiveDefault))
 	case "DEVICE", "[DEVICE]":
 		cmd.ValidArgsFunction = firstOnly(completeDevices)
 	case "":
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
+		if cmd.HasParent() { // cobra itself refuses unknown commands
+			cmd.Args = cobra.NoArgs
+		}
 	}
 	if cmd.Flags().Lookup("network") != nil {
 		networks := func(rec attachment.Record) string { return rec.Network }
 		_ = cmd.RegisterFlagCompletionFunc("network", recordedValues(networks, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 	}
 	for _, sub := range cmd.Commands() {
-		addCompletions(sub)
+		addArguments(sub)
 	}
 }
 

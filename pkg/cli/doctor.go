@@ -78,11 +78,7 @@ func (f doctorFlags) run(stdin io.Reader, stdout io.Writer, only []string) error
 	if err != nil {
 		return err
 	}
-	if f.output == outputJSON {
-		err = printJSON(stdout, found)
-	} else {
-		err = printFindings(stdout, found, f.all)
-	}
+	err = printAs(f.output, stdout, found, func() { printFindings(stdout, found, f.all) })
 	if f.fix && err == nil {
 		found = fixFindings(stdin, stdout, found)
 	}
@@ -101,7 +97,7 @@ func count(found []doctor.Finding) map[doctor.Level]int {
 }
 
 // printFindings prints the errors first, then the warnings, and finally a line with the number of findings.
-func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
+func printFindings(w io.Writer, found []doctor.Finding, all bool) {
 	for _, level := range []doctor.Level{doctor.Error, doctor.Warning} {
 		for _, f := range found {
 			if f.Level == level {
@@ -115,13 +111,10 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) error {
 			rows = append(rows, []string{string(f.Level), f.Check, plain(f.What)})
 		}
 	}
-	if err := printTable(w, rows); err != nil {
-		return err
-	}
+	printTable(w, rows)
 	n := count(found)
-	_, err := fmt.Fprintf(w, "errors: %d, warnings: %d, ok: %d, skipped: %d\n",
+	fmt.Fprintf(w, "errors: %d, warnings: %d, ok: %d, skipped: %d\n",
 		n[doctor.Error], n[doctor.Warning], n[doctor.OK], n[doctor.Skipped])
-	return err
 }
 
 // maxEvidence is the maximum length of the printed evidence. Evidence can be the output of another program, so its length is not limited.

@@ -22,6 +22,7 @@ func TestExitOf(t *testing.T) {
 		{errors.New("no disk"), exitFailed, "podlace: no disk\n"},
 		{errors.Join(exitError(exitFailed), exitError(exitDiffers)), exitFailed, ""},
 		{errors.Join(exitError(exitFailed), fmt.Errorf("read: %w", errors.New("no disk"))), exitFailed, "podlace: read: no disk\n"},
+		{errors.Join(errors.New("no disk"), errors.New("no disk"), errors.New("no net")), exitFailed, "podlace: no disk; no net\n"},
 		{errors.Join(errors.New("no disk"), errors.Join(nil, exitError(exitDiffers))), exitDiffers, "podlace: no disk\n"},
 	} {
 		var stderr bytes.Buffer

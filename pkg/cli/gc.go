@@ -21,8 +21,8 @@ exists is never removed. --yes refuses if no runtime could be asked for its
 containers, or if every attachment would be removed; --all overrides that.
 
 The exit status is 0 if there is nothing to do, if everything was removed, and for
-every dry run; 1 if something is left; 2 if the command could not run; 3 if it
-refused.`
+every dry run; 1 if something is left; 2 if the command could not run or a record
+cannot be read; 3 if it refused.`
 
 // gcFlags contains the values of the flags of 'podlace gc'.
 type gcFlags struct {
@@ -37,7 +37,6 @@ func newGC() *cobra.Command {
 		Example: "  podlace gc\n  podlace gc --network podlace --yes",
 		Short:   "Find attachments of deleted pods, and remove them with --yes",
 		Long:    gcHelp,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flags.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -64,9 +63,6 @@ type collection struct {
 }
 
 func (f gcFlags) run(stdout, stderr io.Writer) error {
-	if err := needRoot(); err != nil {
-		return err
-	}
 	networks, notes, err := configurations(f.ConfDir)
 	if err != nil {
 		return err
@@ -96,7 +92,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	return c.report(f.output, stdout, stderr)
+	return errors.Join(c.report(f.output, stdout, stderr), printUnreadable(stderr, f.network)) // GC removes some of these records
 }
 
 // plans() returns the planned GC calls. If GC cannot be called for a network, plans() adds the reason to c.Notes. If a network has no
@@ -134,12 +130,7 @@ func (c *collection) collect(networks []reconcile.Network, plans []reconcile.Pla
 }
 
 func (c *collection) report(output string, stdout, stderr io.Writer) error {
-	var err error
-	if output == outputJSON {
-		err = printJSON(stdout, c)
-	} else {
-		err = c.print(stdout, stderr)
-	}
+	err := printAs(output, stdout, c, func() { c.print(stdout, stderr) })
 	switch {
 	case err != nil:
 		return err
@@ -153,20 +144,17 @@ func (c *collection) report(output string, stdout, stderr io.Writer) error {
 
 func (c *collection) refused() bool { return !c.DryRun && c.Doubt != "" }
 
-func (c *collection) print(stdout, stderr io.Writer) error {
+func (c *collection) print(stdout, stderr io.Writer) {
 	for _, text := range append(c.Notes, c.Errors...) {
 		printLine(stderr, text)
 	}
 	if c.Dead > 0 {
-		if err := printAttachments(stdout, c.Attachments, []string{"DEAD"}, describe); err != nil {
-			return err
-		}
+		printAttachments(stdout, c.Attachments, []string{"DEAD"}, describe)
 	}
-	_, err := fmt.Fprintln(stdout, c.summary())
+	fmt.Fprintln(stdout, c.summary())
 	if c.Doubt != "" {
-		return errors.Join(err, c.explain(stdout))
+		c.explain(stdout)
 	}
-	return err
 }
 
 func describe(a *reconcile.Attachment) []string {
@@ -189,7 +177,7 @@ func (c *collection) summary() string {
 	return fmt.Sprintf("%s; %d removed, %d left", text, c.Removed, c.Left)
 }
 
-func (c *collection) explain(w io.Writer) error {
+func (c *collection) explain(w io.Writer) {
 	verb := "--yes would refuse"
 	if c.refused() {
 		verb = "refused"
@@ -198,6 +186,5 @@ func (c *collection) explain(w io.Writer) error {
 	if len(c.Asked) == 0 {
 		advice = "Start the runtime, or check the list above"
 	}
-	_, err := fmt.Fprintf(w, "%s: %s\n%s; --all --yes removes the attachments anyway.\n", verb, c.Doubt, advice)
-	return err
+	fmt.Fprintf(w, "%s: %s\n%s; --all --yes removes the attachments anyway.\n", verb, c.Doubt, advice)
 }

@@ -57,7 +57,6 @@ func newLimits() *cobra.Command {
 		Example: "  podlace limits\n  podlace limits default/web-0\n  podlace limits default/web-0 --ingress 20M --egress none",
 		Short:   "Show the requested, applied and measured limits of pods, or change those of one",
 		Long:    limitsHelp,
-		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return flags.run(cmd, args)
 		},
@@ -87,9 +86,6 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	if change && len(args) == 0 {
 		return errors.New("--ingress and --egress need a POD")
 	}
-	if err := needRoot(); err != nil {
-		return err
-	}
 	records, err := f.selectRecords(args)
 	if err != nil {
 		return err
@@ -111,7 +107,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return err
 	}
-	return errors.Join(printUnreadable(cmd.ErrOrStderr()), err)
+	return errors.Join(printUnreadable(cmd.ErrOrStderr(), ""), err)
 }
 
 // parseRate parses the rate in the value of a flag. parseRate returns nil if the flag was not given.
@@ -140,7 +136,11 @@ func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 			return nil, err
 		}
 	}
-	chosen := slices.DeleteFunc(bandwidth.Records(all), func(rec attachment.Record) bool { return f.ifname != "" && rec.IfName != f.ifname })
+	all = slices.DeleteFunc(all, func(rec attachment.Record) bool { return f.ifname != "" && rec.IfName != f.ifname })
+	if len(args) > 0 && len(all) == 0 {
+		return nil, fmt.Errorf("no record of %s has the interface %s", args[0], f.ifname)
+	}
+	chosen := bandwidth.Records(all)
 	if len(args) > 0 && len(chosen) == 0 {
 		for _, rec := range all {
 			if _, err := attachment.RecordsOf(rec.Key, "bandwidth"); err != nil {
@@ -211,18 +211,14 @@ func (f limitsFlags) show(ctx context.Context, host *kernel.Node, records []atta
 	if err != nil {
 		return err
 	}
-	if f.output == outputJSON {
-		err = printJSON(stdout, list)
-	} else {
-		err = printLimits(stdout, stderr, list)
-	}
+	err = printAs(f.output, stdout, list, func() { printLimits(stdout, stderr, list) })
 	if err == nil && slices.ContainsFunc(list, bandwidth.Limits.Missing) {
 		return exitError(exitDiffers)
 	}
 	return err
 }
 
-func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
+func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) {
 	rows := [][]string{append(nameHeads(), "LIMIT", "ASKED", "APPLIED", "BURST", "QUEUE", "MEASURED", "DROPPED", "WAITING")}
 	for _, l := range list {
 		for _, d := range []struct {
@@ -242,7 +238,7 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) error {
 	if slices.ContainsFunc(list, bandwidth.Limits.Missing) {
 		printLine(stderr, "podlace reload restores what another program removed")
 	}
-	return printTable(stdout, rows)
+	printTable(stdout, rows)
 }
 
 func requestedText(a bandwidth.Limit) string {

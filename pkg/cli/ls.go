@@ -77,7 +77,6 @@ func newLs() *cobra.Command {
 		Short:   "List the attachments that are recorded on this node",
 		Long:    lsHelp,
 		Example: lsExample,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flags.list(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -107,9 +106,9 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	case outputJSON:
 		err = printJSON(stdout, list)
 	case outputWide:
-		err = printAttachments(stdout, list, []string{"NAMESPACE", "AGE", "HOST SIDE", "HOSTPORTS", "INGRESS", "EGRESS", "VFS"}, wideCells)
+		printAttachments(stdout, list, []string{"NAMESPACE", "AGE", "HOST SIDE", "HOSTPORTS", "INGRESS", "EGRESS", "VFS"}, wideCells)
 	default:
-		err = printAttachments(stdout, list, []string{"NAMESPACE"}, func(a *reconcile.Attachment) []string { return []string{a.State} })
+		printAttachments(stdout, list, []string{"NAMESPACE"}, func(a *reconcile.Attachment) []string { return []string{a.State} })
 	}
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
@@ -162,9 +161,6 @@ func parseHostPort(text string) (port uint16, protocol string, err error) {
 // read returns the network configurations, and the recorded attachments of the selected networks with the records that cannot be read. The
 // runtime's folder may be missing, as on k3s nodes, because records need no configuration.
 func (f confFlags) read(stderr io.Writer) ([]reconcile.Network, []*reconcile.Attachment, []attachment.Damaged, error) {
-	if err := needRoot(); err != nil {
-		return nil, nil, nil, err
-	}
 	networks, notes, err := configurations(f.ConfDir)
 	switch {
 	case err != nil && f.named:
@@ -182,8 +178,7 @@ func (f confFlags) read(stderr io.Writer) ([]reconcile.Network, []*reconcile.Att
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	damaged, err := attachment.Unreadable()
-	damaged = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return f.network != "" && d.Network != f.network })
+	damaged, err := unreadable(f.network)
 	return networks, f.filterNetwork(reconcile.AddDamaged(list, damaged)), damaged, err
 }
 
@@ -236,7 +231,7 @@ func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Atta
 }
 
 // printAttachments prints a table with one line for each attachment. The function more returns the cells after the addresses.
-func printAttachments(w io.Writer, list []*reconcile.Attachment, columns []string, more func(*reconcile.Attachment) []string) error {
+func printAttachments(w io.Writer, list []*reconcile.Attachment, columns []string, more func(*reconcile.Attachment) []string) {
 	rows := [][]string{append(append(nameHeads(), "ADDRESSES"), columns...)}
 	for _, a := range list {
 		cells := append(nameCells(a.Key(), a.Pod), dash(joined(a.Addresses)))
@@ -245,7 +240,7 @@ func printAttachments(w io.Writer, list []*reconcile.Attachment, columns []strin
 		}
 		rows = append(rows, cells)
 	}
-	return printTable(w, rows)
+	printTable(w, rows)
 }
 
 func wideCells(a *reconcile.Attachment) []string {

@@ -73,13 +73,22 @@ func printJSON(w io.Writer, v any) error {
 	return err
 }
 
-// printTable prints rows in aligned columns. The first row is the heading.
-func printTable(w io.Writer, rows [][]string) error {
+// printAs prints a value as JSON, or calls the function that prints it in another format.
+func printAs(format string, w io.Writer, v any, print func()) error {
+	if format == outputJSON {
+		return printJSON(w, v)
+	}
+	print()
+	return nil
+}
+
+// printTable prints rows in aligned columns. The first row is the heading. Run reports an error of the output.
+func printTable(w io.Writer, rows [][]string) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, cells := range rows {
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
-	return t.Flush()
+	_ = t.Flush()
 }
 
 // printLine prints a message on a single line. Control characters in a pod's name or in a plugin's message are removed.

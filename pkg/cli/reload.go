@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -35,7 +36,6 @@ func newReload() *cobra.Command {
 		Example: "  podlace reload",
 		Short:   "Restore the rules and limits of all pods after a flush",
 		Long:    reloadHelp,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return reload(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -43,9 +43,6 @@ func newReload() *cobra.Command {
 }
 
 func reload(stdout, stderr io.Writer) error {
-	if err := needRoot(); err != nil {
-		return err
-	}
 	host, err := kernel.Host()
 	if err != nil {
 		return err
@@ -68,13 +65,19 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"],
 		count["bandwidth"])
-	return printUnreadable(stderr)
+	return printUnreadable(stderr, "")
 }
 
-// printUnreadable prints the records of this node that cannot be read.
-func printUnreadable(stderr io.Writer) error {
-	damaged, err := attachment.Unreadable()
+// printUnreadable prints the records of a network, or of all networks, that cannot be read.
+func printUnreadable(stderr io.Writer, network string) error {
+	damaged, err := unreadable(network)
 	return errors.Join(printDamaged(stderr, damaged), err)
+}
+
+// unreadable returns the records of a network, or of all networks, that cannot be read.
+func unreadable(network string) ([]attachment.Damaged, error) {
+	damaged, err := attachment.Unreadable()
+	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network }), err
 }
 
 // printDamaged prints records that cannot be read, each with the reason. The command has skipped the attachments of unreadable records, so

@@ -22,11 +22,7 @@ func newRollback() *cobra.Command {
 From then on the reference plugins delete these pods. The pods' traffic continues.
 
 Install the reference plugins first: pods that Podlace adds later would not be rewritten. Without --yes the command changes nothing.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := needRoot(); err != nil {
-				return err
-			}
 			var err error
 			o.ConfDir = folders.ConfDir
 			if o.Networks, o.Damaged, err = configurations(o.ConfDir); err != nil {

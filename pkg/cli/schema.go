@@ -28,7 +28,6 @@ func newSchema() *cobra.Command {
 		Short:   "Print the JSON Schema of network configurations",
 		Long:    schemaHelp,
 		Example: "  podlace schema >conflist.schema.json",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printJSON(cmd.OutOrStdout(), conflistSchema())
 		},

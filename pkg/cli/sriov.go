@@ -58,6 +58,9 @@ const sriovExplainExample = `  podlace sriov explain
 // askTimeout limits how long to wait for the device plugin's answer.
 const askTimeout = 10 * time.Second
 
+// defaultConfig is the configuration of the device plugin, which a node without the plugin lacks.
+const defaultConfig = "/etc/pcidp/config.json"
+
 // sriovFlags contains the values of the flags that select the device plugin's configuration and its sockets.
 type sriovFlags struct {
 	pool.Source
@@ -68,8 +71,7 @@ type sriovFlags struct {
 }
 
 func newSRIOV() *cobra.Command {
-	cmd := &cobra.Command{Use: "sriov", Short: "Inspect the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: "sriov", Short: "Inspect the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, RunE: showHelp}
 	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(), newSRIOVClasses(), newSRIOVCheckClaim(), newSRIOVReset(), newSRIOVResetFunction())
 	return cmd
 }
@@ -77,7 +79,7 @@ func newSRIOV() *cobra.Command {
 // addConfig adds the flags that select the device plugin's configuration.
 func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
-	cmd.Flags().StringVar(&f.File, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
+	cmd.Flags().StringVar(&f.File, "config-file", defaultConfig, "configuration of the device plugin")
 	cmd.Flags().StringVar(&f.Prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
 	cmd.Flags().StringVar(&f.Host, "node-name", host, "name of this node in the configuration")
 	cmd.Flags().Lookup("node-name").DefValue = "the host name" // man pages are the same on each build machine
@@ -95,7 +97,6 @@ func newSRIOVLs() *cobra.Command {
 	var f sriovFlags
 	cmd := &cobra.Command{Use: "ls", Short: "List PFs and VFs, the resources that offer them, and the pods that have them", Long: sriovLsHelp,
 		Example: "  podlace sriov ls\n  podlace sriov ls -o json",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.list(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
@@ -143,6 +144,8 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	config, err := f.parse()
 	if n.configErr = err; err == nil {
 		n.config = config
+	} else if errors.Is(err, fs.ErrNotExist) && f.File != defaultConfig {
+		return nil, err
 	}
 	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
 		return nil, err
@@ -239,7 +242,9 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 		rows = append(rows, []string{d.Address.String(), dash(plain(d.PFName)), vf, numa, dash(plain(d.Driver)), dash(plain(d.Resource)),
 			plain(pod), dash(d.CPUs), dash(plainText(d.Fault))})
 	}
-	return errors.Join(printTable(stdout, rows), n.listClaims(stdout))
+	printTable(stdout, rows)
+	n.listClaims(stdout)
+	return nil
 }
 
 // printGaps prints why resources, pods and claims are unknown. A node that needs no device plugin may have neither the plugin nor its

@@ -131,9 +131,9 @@ func (c sriovClaim) describe() string {
 }
 
 // listClaims prints a table of the prepared claims. If the node has no prepared claims, listClaims prints nothing.
-func (n *sriovNode) listClaims(stdout io.Writer) error {
+func (n *sriovNode) listClaims(stdout io.Writer) {
 	if len(n.claims) == 0 {
-		return nil
+		return
 	}
 	rows := [][]string{{"\nCLAIM", "REQUEST", "POD", "DEVICE", "INTERFACE", "RESOURCE", "STATE", "SETTINGS"}}
 	for _, c := range n.claims {
@@ -144,7 +144,7 @@ func (n *sriovNode) listClaims(stdout io.Writer) error {
 		rows = append(rows, []string{plain(c.Claim), plain(c.Request), dash(plain(c.Pod)), c.Device, dash(plain(name)),
 			dash(plain(c.Resource)), string(c.State), dash(plainText(c.Settings))})
 	}
-	return printTable(stdout, rows)
+	printTable(stdout, rows)
 }
 
 // byDRA reports whether the configuration offers a resource through Dynamic Resource Allocation (DRA).
@@ -172,7 +172,7 @@ func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	for _, name := range slices.Sorted(maps.Keys(p.Attributes)) {
 		rows = append(rows, []string{"    " + plain(name), dash(plain(p.Attributes[name]))})
 	}
-	_ = printTable(w, rows)
+	printTable(w, rows)
 	for _, name := range n.missingAttributes(p) {
 		fmt.Fprintf(w, "    it lacks %s, which other devices have: a CEL expression must test for it first\n", plain(name))
 	}

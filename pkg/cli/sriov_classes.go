@@ -30,7 +30,6 @@ func newSRIOVClasses() *cobra.Command {
 	var f sriovFlags
 	cmd := &cobra.Command{Use: "classes", Short: "Print the DeviceClasses of the resources with \"api\": \"dra\"", Long: sriovClassesHelp,
 		Example: "  podlace sriov classes\n  podlace sriov classes --config-file config.json",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.classes(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
@@ -84,10 +83,6 @@ func classesOf(config *pool.Config) (string, error) {
 			return "", fmt.Errorf("resources %s and %s have the same class name, %s: rename one", other, r.FullName(), name)
 		}
 		owner[name] = r.FullName()
-		settings, err := settingsYAML(r)
-		if err != nil {
-			return "", err
-		}
 		fmt.Fprintf(&b, `---
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -99,7 +94,7 @@ spec:
       expression: >-
         device.driver == %q && device.attributes[%[2]q].resource == %[3]q
   extendedResourceName: %[3]s
-%[4]s`, scalar(name), claim.Driver, r.FullName(), settings)
+%[4]s`, scalar(name), claim.Driver, r.FullName(), settingsYAML(r))
 	}
 	return b.String(), nil
 }
@@ -114,18 +109,13 @@ func scalar(name string) string {
 
 // settingsYAML returns the part of the class with the settings of the resource, or "". The config entry names the resource, because a claim
 // may use several classes.
-func settingsYAML(r pool.Resource) (string, error) {
+func settingsYAML(r pool.Resource) string {
 	if r.VF.IsZero() {
-		return "", nil
+		return ""
 	}
-	data, err := json.Marshal(r.VF)
-	if err != nil {
-		return "", err
-	}
+	data, _ := json.Marshal(r.VF) // what was decoded can be encoded
 	values := map[string]json.RawMessage{}
-	if err := json.Unmarshal(data, &values); err != nil {
-		return "", err
-	}
+	_ = json.Unmarshal(data, &values)
 	var b strings.Builder
 	fmt.Fprintf(&b, `  config:
   - opaque:
@@ -138,5 +128,5 @@ func settingsYAML(r pool.Resource) (string, error) {
 	for _, key := range r.VF.Set() {
 		fmt.Fprintf(&b, "        %s: %s\n", key, values[key])
 	}
-	return b.String(), nil
+	return b.String()
 }

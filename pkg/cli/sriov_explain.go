@@ -48,7 +48,8 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 		for _, e := range whole {
 			rows = append(rows, []string{e.Device.String(), dash(plain(e.Resource)), plainText(e.Reason)})
 		}
-		return printTable(stdout, rows)
+		printTable(stdout, rows)
+		return nil
 	}
 	for _, e := range whole {
 		n.printExplanation(stdout, e)
@@ -91,7 +92,7 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 				rows = append(rows, []string{map[bool]string{true: "    yes", false: "    NO"}[c.Met], c.Name, "wants " + plainText(c.Want),
 					"found " + dash(plainText(c.Found))})
 			}
-			_ = printTable(w, rows)
+			printTable(w, rows)
 		}
 	}
 }

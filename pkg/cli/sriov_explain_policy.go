@@ -165,7 +165,7 @@ func hintText(hints []kubelet.Hint) string {
 }
 
 // print prints two tables: one with the resources, and one with the policies.
-func (a requestAnswer) print(w io.Writer) error {
+func (a requestAnswer) print(w io.Writer) {
 	nodes := map[int]bool{}
 	for _, r := range a.Resources {
 		for node := range r.Nodes {
@@ -181,9 +181,7 @@ func (a requestAnswer) print(w io.Writer) error {
 	for _, r := range a.Resources {
 		rows = append(rows, r.cells(columns))
 	}
-	if err := printTable(w, rows); err != nil {
-		return err
-	}
+	printTable(w, rows)
 	rows = [][]string{{"\nPOLICY", "MERGED", "ADMITTED"}}
 	for _, p := range a.Policies {
 		merged := p.Merged.String()
@@ -192,7 +190,7 @@ func (a requestAnswer) print(w io.Writer) error {
 		}
 		rows = append(rows, []string{string(p.Policy), merged, p.decisionText()})
 	}
-	return printTable(w, rows)
+	printTable(w, rows)
 }
 
 func (r resourceAnswer) cells(columns []int) []string {

@@ -107,11 +107,7 @@ func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io
 	if err != nil {
 		return err
 	}
-	if f.output == outputJSON {
-		err = printJSON(stdout, a)
-	} else {
-		err = a.print(stdout)
-	}
+	err = printAs(f.output, stdout, a, func() { a.print(stdout) })
 	if err == nil && !slices.ContainsFunc(a.Policies, func(p policyAnswer) bool { return p.Admitted }) {
 		return exitError(exitDiffers)
 	}

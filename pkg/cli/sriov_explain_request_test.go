@@ -137,7 +137,7 @@ func TestRequestWithoutNodes(t *testing.T) {
 	}
 	a, err := newRequestAnswer(1, []demand{nowhere}, policies())
 	var out strings.Builder
-	if err != nil || a.print(&out) != nil || !strings.Contains(out.String(), "FREE AT NO NODE") ||
+	if a.print(&out); err != nil || !strings.Contains(out.String(), "FREE AT NO NODE") ||
 		!strings.Contains(out.String(), "2 of 2           any") {
 		t.Errorf("%v\n%s", err, &out)
 	}

@@ -70,7 +70,7 @@ func newSRIOVResetFunction() *cobra.Command {
 func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.Writer) error {
 	a, err := pci.ParseAddress(device)
 	if err != nil {
-		return fmt.Errorf("%q: %w", device, err)
+		return err
 	}
 	if err := needRoot(); err != nil {
 		return err

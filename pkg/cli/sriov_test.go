@@ -86,6 +86,10 @@ func TestSRIOVLs(t *testing.T) {
 		!strings.Contains(stdout, "0000:11:02.1") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
+	status, stdout, stderr = runSRIOV(t, append(flags, "--config-file", "/nonexistent"), "ls")
+	if status != exitFailed || stdout != "" || !strings.Contains(stderr, "/nonexistent: no such file") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
 }
 
 func TestSRIOVExplain(t *testing.T) {

@@ -55,11 +55,7 @@ func newSupportBundle() *cobra.Command {
 		Short:   "Collect the facts that a developer needs to analyse a problem of this node",
 		Long:    supportHelp,
 		Example: supportExample,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := needRoot(); err != nil {
-				return err
-			}
 			if file == "" {
 				host, _ := os.Hostname()
 				file = fmt.Sprintf("podlace-%s-%s.tar.gz", filepath.Base(host), time.Now().UTC().Format("20060102-150405"))

@@ -78,7 +78,6 @@ func newTop() *cobra.Command {
 		Short:   "Show the traffic of pods against their limits",
 		Long:    topHelp,
 		Example: topExample,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -95,14 +94,11 @@ func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err := checkInterval(f.interval); err != nil {
 		return err
 	}
-	if err := needRoot(); err != nil {
-		return err
-	}
 	live := !f.once && f.output == outputTable && isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb"
 	for {
-		list, err := f.measure(ctx)
+		list, err := f.measure(ctx, stderr)
 		if errors.Is(err, context.Canceled) {
-			return printUnreadable(stderr)
+			return printUnreadable(stderr, f.network)
 		}
 		if err != nil {
 			return err
@@ -111,25 +107,20 @@ func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 		if live {
 			fmt.Fprint(os.Stdout, "\x1b[H\x1b[2J") // os.Stdout directly: stdout would strip the escape sequence
 		}
-		if f.output == outputJSON {
-			err = printJSON(stdout, list)
-		} else {
-			err = printTraffic(stdout, list)
-		}
+		err = printAs(f.output, stdout, list, func() { printTraffic(stdout, list) })
 		if err != nil || !live {
-			return errors.Join(err, printUnreadable(stderr))
+			return errors.Join(err, printUnreadable(stderr, f.network))
 		}
 	}
 }
 
 // measure() returns the traffic of all live attachments that have an interface on the node.
-func (f topFlags) measure(ctx context.Context) ([]traffic, error) {
-	networks, _, _ := reconcile.Networks(f.ConfDir) // errors concern only leases in other folders, and those have no interface
-	all, err := reconcile.List(networks)
+func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, error) {
+	_, all, _, err := f.read(stderr)
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(f.filterNetwork(all), func(a *reconcile.Attachment) bool {
+	all = slices.DeleteFunc(all, func(a *reconcile.Attachment) bool {
 		return a.HostInterface == "" || a.State != reconcile.Alive
 	})
 	before := map[string]counters{}
@@ -219,7 +210,7 @@ func trafficOf(a *reconcile.Attachment, before, after counters, took time.Durati
 	return traffic{a.Key(), a.Pod, flowOf("tx", a.IngressRate), flowOf("rx", a.EgressRate)}
 }
 
-func printTraffic(w io.Writer, list []traffic) error {
+func printTraffic(w io.Writer, list []traffic) {
 	rows := [][]string{append(nameHeads(), "INGRESS", "LIMIT", "USED", "DROPS", "EGRESS", "LIMIT", "USED", "DROPS")}
 	for _, row := range list {
 		cells := nameCells(row.Key, row.Pod)
@@ -228,7 +219,7 @@ func printTraffic(w io.Writer, list []traffic) error {
 		}
 		rows = append(rows, cells)
 	}
-	return printTable(w, rows)
+	printTable(w, rows)
 }
 
 // usedPercent returns a traffic rate as a percentage of the limit.

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -79,7 +80,6 @@ func newTopology() *cobra.Command {
 		Short:   "Show a picture of bridges, pods, ports, limits and VFs",
 		Long:    topologyHelp,
 		Example: topologyExample,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.draw(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -100,11 +100,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	}
 	node.printGaps(stderr, slices.ContainsFunc(node.snapshot.Devices, pci.Device.IsVF))
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
-	if f.output == outputJSON {
-		err = printJSON(stdout, t)
-	} else {
-		_, err = io.WriteString(stdout, t.text())
-	}
+	err = printAs(f.output, stdout, t, func() { fmt.Fprint(stdout, t.text()) })
 	return errors.Join(printDamaged(stderr, damaged), err)
 }
 

@@ -158,7 +158,7 @@ func aligned(rows []row) []string {
 		}
 	}
 	var b strings.Builder
-	_ = printTable(&b, table) // a builder returns no error
+	printTable(&b, table)
 	lines := strings.Split(b.String(), "\n")[:len(rows)]
 	for i, line := range lines {
 		lines[i] = strings.TrimRight(line, " ")

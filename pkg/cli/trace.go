@@ -63,7 +63,6 @@ func newTrace() *cobra.Command {
 		Short:   "Show the changes of each plugin in a sandbox, or CHECK and the objects of a running pod",
 		Long:    traceHelp,
 		Example: traceExample,
-		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 && !isFile(args[0]) {
 				return f.tracePod(cmd.Context(), args[0], cmd.OutOrStdout())
@@ -105,7 +104,7 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	inside, code, err := sandbox.Enter()
 	switch {
 	case err != nil:
-		printLine(stderr, fmt.Sprintf("no sandbox: %v; run it as root", err))
+		printLine(stderr, fmt.Sprintf("no sandbox: %v", err))
 		return exitError(exitRefused)
 	case !inside && code == exitOK:
 		return nil

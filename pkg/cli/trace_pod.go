@@ -78,12 +78,8 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 			return err
 		}
 	}
-	if f.output == outputJSON {
-		if err := printJSON(stdout, list); err != nil {
-			return err
-		}
-	} else {
-		printPods(stdout, list)
+	if err := printAs(f.output, stdout, list, func() { printPods(stdout, list) }); err != nil {
+		return err
 	}
 	if slices.ContainsFunc(list, (*tracedPod).failed) {
 		return exitError(exitDiffers)

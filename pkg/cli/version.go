@@ -59,7 +59,6 @@ func newVersion() *cobra.Command {
 		Use:     "version",
 		Example: "  podlace version\n  podlace version -o json",
 		Short:   "Show the version of this program, of Go and of the kernel",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return thisBuild().print(cmd.OutOrStdout(), output)
 		},
@@ -69,11 +68,9 @@ func newVersion() *cobra.Command {
 }
 
 func (b build) print(w io.Writer, output string) error {
-	if output == outputJSON {
-		return printJSON(w, b)
-	}
-	_, err := fmt.Fprintf(w, "podlace %s\ncommit  %s\ngo      %s\nkernel  %s\n", b.Version, b.Commit, b.Go, b.Kernel)
-	return err
+	return printAs(output, w, b, func() {
+		fmt.Fprintf(w, "podlace %s\ncommit  %s\ngo      %s\nkernel  %s\n", b.Version, b.Commit, b.Go, b.Kernel)
+	})
 }
 
 // kernelRelease returns the release of the kernel that is running.

@@ -150,7 +150,7 @@ func (c *checker) annotation(t part, a strict.Value, hostNetwork bool) {
 		if number, ok := strings.CutSuffix(a.Text(), "m"); ok {
 			hint = fmt.Sprintf("; m means a thousandth: did you mean %sM?", number)
 		}
-		c.add(t, at, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", a.Text(), hint)
+		c.add(t, at, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", cmp.Or(a.Text(), `""`), hint)
 	}
 	if hostNetwork {
 		c.add(t, at, limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
