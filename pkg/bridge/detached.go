@@ -14,24 +14,29 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// DetachedPort is the host-side veth of a live attachment. This veth is not a port of the recorded bridge.
+// DetachedPort is the host-side veth of a live attachment. This veth is missing, or is not a port of the recorded bridge.
 type DetachedPort struct {
 	Record    attachment.Record
 	Interface string
 	Bridge    string // the recorded bridge
 	Missing   bool   // the node has no bridge with that name
+	Deleted   bool   // the node has no such veth
 	Master    string // bridge that the host side is attached to now, or ""
 }
 
-// DetachedPorts returns the host-side veths that another program detached from their bridge. DetachedPorts ignores attachments whose ADD is
+// DetachedPorts returns the host-side veths that another program deleted or detached from their bridge. It ignores attachments whose ADD is
 // unfinished or whose pod is gone.
 func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	errs := []error{err}
 	for _, pod := range finished(pods) {
 		link, ok, err := recordedPort(host, pod)
-		if err != nil || !ok || plugin.NetnsGone(pod.Netns) {
+		if err != nil || plugin.NetnsGone(pod.Netns) {
 			errs = append(errs, err)
+			continue
+		}
+		if !ok {
+			found = append(found, DetachedPort{Record: pod.Record, Interface: pod.HostVeth(), Bridge: pod.State.Bridge, Deleted: true})
 			continue
 		}
 		bridge, isThere, err := host.Link(pod.State.Bridge)

@@ -82,7 +82,8 @@ func TestDetachedPort(t *testing.T) {
 }
 
 // TestDetachedElsewhere checks that Restore does not change a port that another program moved to another bridge. If another program deletes
-// the pod's bridge and creates it again, Restore attaches the pod to the new bridge.
+// the pod's bridge and creates it again, Restore attaches the pod to the new bridge. A deleted
+// port is reported.
 func TestDetachedElsewhere(t *testing.T) {
 	l := bareLab(t, "name", "elsewhere", "bridge", "btels", "isGateway", false, "ipMasq", false)
 	t.Cleanup(func() { _ = onHost("btels", netlink.LinkDel); _ = onHost("btother", netlink.LinkDel) })
@@ -106,6 +107,10 @@ func TestDetachedElsewhere(t *testing.T) {
 		}
 	}
 	l.OK(a.check())
+	l.run("ip link del " + port)
+	if diff := cmp.Diff([]DetachedPort{{Interface: port, Bridge: "btels", Deleted: true}}, l.detached(host)); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // TestRestoreKeepsVLANsApart checks that the host-side veth of a pod with a VLAN is not attached to a bridge without VLAN filtering.

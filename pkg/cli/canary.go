@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,45 +61,43 @@ func newCanary() *cobra.Command {
 	return cmd
 }
 
-// firstConflist returns the first network configuration in a folder.
-func firstConflist(dir string) (string, error) {
+// firstConflist returns the first network configuration in a folder, and a line for each file that runtimes cannot use.
+func firstConflist(dir string) (file string, unusable []string, err error) {
 	networks, notes, err := reconcile.Networks(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("%w: podlace doctor prints the command that installs a configuration; --conflist names another file", err)
+		return "", nil, fmt.Errorf("%w: podlace doctor prints the command that installs a configuration; --conflist names another file", err)
 	case err != nil:
-		return "", err
+		return "", nil, err
 	case len(networks) > 0:
-		return networks[0].File, nil
+		return networks[0].File, notes, nil
 	case len(notes) > 0:
-		return "", fmt.Errorf("no network configuration in %s can be used: %s", dir, strings.Join(notes, "; "))
+		return "", nil, fmt.Errorf("no network configuration in %s can be used: %s", dir, strings.Join(notes, "; "))
 	}
-	return "", fmt.Errorf("%s has no network configuration: name one with --conflist", dir)
+	return "", nil, fmt.Errorf("%s has no network configuration: name one with --conflist", dir)
 }
 
 func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
 	folders := doctor.Folders(doctor.Options{BinDir: f.plugins})
 	f.plugins = folders.BinDir
+	var notes []string
+	var err error
 	if f.conflist == "" {
-		first, err := firstConflist(folders.ConfDir)
-		if err != nil {
-			return err
-		}
-		f.conflist = first
+		f.conflist, notes, err = firstConflist(folders.ConfDir)
 	}
-	conflist, _, err := readConflist(f.conflist)
-	if err != nil {
+	conflist, _, readErr := readConflist(f.conflist)
+	if err = cmp.Or(err, readErr); err != nil {
 		return err
 	}
 	if err := os.MkdirAll("/run/netns", 0o755); err != nil { // as ip-netns(8) does
 		return err
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // if the reader of stdout ends, writes fail, and the pod is still removed
-	return f.test(ctx, conflist, stdout)
+	return f.test(ctx, conflist, notes, stdout)
 }
 
 // test() runs the canary and prints its result.
-func (f canaryFlags) test(ctx context.Context, conflist []byte, stdout io.Writer) error {
+func (f canaryFlags) test(ctx context.Context, conflist []byte, notes []string, stdout io.Writer) error {
 	isTable := f.output != outputJSON
 	if f.verbose || !isTable {
 		if err := logChanges(); err != nil {
@@ -115,25 +114,21 @@ func (f canaryFlags) test(ctx context.Context, conflist []byte, stdout io.Writer
 	if err != nil {
 		return err
 	}
-	c := canary{testPod: pod}
+	c := canary{testPod: pod, notes: notes}
 	err = errors.Join(c.test(ctx), c.remove(ctx))
-	if !isTable {
-		if err := printJSON(stdout, calls); err != nil {
-			return err
+	printed := printAs(f.output, stdout, calls, func() {
+		for _, note := range c.notes {
+			fmt.Fprintln(stdout, note)
 		}
-	}
+		if err == nil {
+			fmt.Fprintln(stdout, "canary: ok")
+		}
+	})
 	if err != nil {
 		printLine(stdout, fmt.Sprintf("the canary failed with %s and the plugins of %s: %v", f.conflist, f.plugins, err))
 		return exitError(exitDiffers)
 	}
-	if !isTable {
-		return nil
-	}
-	for _, note := range c.notes {
-		fmt.Fprintln(stdout, note)
-	}
-	_, err = fmt.Fprintln(stdout, "canary: ok")
-	return err
+	return printed
 }
 
 // canaryLimit is the limit of the canary's pod in both directions, in bits per second.
@@ -184,7 +179,9 @@ func (c *canary) hasCapability(capability, feature string) bool {
 func addressesOf(result *types100.Result) (list []netip.Addr) {
 	for _, ip := range result.IPs {
 		addr, _ := netip.AddrFromSlice(ip.Address.IP)
-		list = append(list, addr.Unmap())
+		if !addr.IsLoopback() { // the node has such an address itself
+			list = append(list, addr.Unmap())
+		}
 	}
 	return list
 }

@@ -3,10 +3,13 @@
 package cli
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/cli/doctor"
 )
@@ -46,9 +49,23 @@ func TestFirstConflist(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		first, err := firstConflist(dir)
+		first, _, err := firstConflist(dir)
 		if first != c.first || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%q: %q, %v", c.text, first, err)
 		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "00-b.conflist"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if first, unusable, err := firstConflist(dir); first != file || len(unusable) != 1 || !strings.Contains(unusable[0], "00-b.conflist") {
+		t.Errorf("%q, %q, %v", first, unusable, err)
+	}
+}
+
+// TestLoopbackIsNoAddress checks that the canary does not take an address of the node for that of its pod.
+func TestLoopbackIsNoAddress(t *testing.T) {
+	own, pod := net.IPNet{IP: net.IPv4(127, 0, 0, 1)}, net.IPNet{IP: net.IPv4(10, 0, 0, 2)}
+	if got := addressesOf(&types100.Result{IPs: []*types100.IPConfig{{Address: own}, {Address: pod}}}); len(got) != 1 || !got[0].IsPrivate() {
+		t.Errorf("got %v", got)
 	}
 }

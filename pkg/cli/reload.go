@@ -14,6 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/cli/doctor"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -65,7 +66,15 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"],
 		count["bandwidth"])
-	return printUnreadable(stderr, "")
+	err = printUnreadable(stderr, "")
+	ports, examineErr := doctor.Examine(doctor.Options{}, "ports")
+	err = errors.Join(err, examineErr)
+	for _, f := range ports {
+		if f.Level == doctor.Error {
+			err = errors.Join(err, fmt.Errorf("%s: %s: %s", f.What, f.Consequence, f.Command))
+		}
+	}
+	return err
 }
 
 // printUnreadable prints the records of a network, or of all networks, that cannot be read.

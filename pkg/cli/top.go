@@ -125,7 +125,9 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, err
 	})
 	before := map[string]counters{}
 	for _, a := range all {
-		before[a.HostInterface], _ = readCounters(a.HostInterface)
+		if before[a.HostInterface], err = readCounters(a.HostInterface); err != nil {
+			printLine(stderr, fmt.Sprintf("%s is not shown: %v", podName(a), err))
+		}
 	}
 	dropsBefore, err := limitDrops()
 	if err != nil {

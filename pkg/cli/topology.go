@@ -99,6 +99,11 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 		return err
 	}
 	node.printGaps(stderr, slices.ContainsFunc(node.snapshot.Devices, pci.Device.IsVF))
+	for _, a := range list {
+		if _, err := readCounters(a.HostInterface); err != nil && a.HostInterface != "" && a.State == reconcile.Alive {
+			a.Fault = "interface missing"
+		}
+	}
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
 	err = printAs(f.output, stdout, t, func() { fmt.Fprint(stdout, t.text()) })
 	return errors.Join(printDamaged(stderr, damaged), err)

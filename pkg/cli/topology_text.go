@@ -94,7 +94,7 @@ func troubleOf(a topologyPod) string {
 	case a.State == reconcile.Gone:
 		return "namespace gone"
 	}
-	return ""
+	return a.Fault
 }
 
 func plainAll(names []string) []string {

@@ -75,14 +75,12 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 			wrong++
 		}
 	}
-	if output == outputJSON {
-		err = errors.Join(err, printJSON(stdout, append([]validate.Problem{}, problems...)))
-	} else {
+	err = errors.Join(err, printAs(output, stdout, append([]validate.Problem{}, problems...), func() {
 		for _, p := range problems {
 			fmt.Fprintln(stdout, plugin.Plain(p.String(), maxEvidence))
 		}
 		fmt.Fprintf(stdout, "files: %d, errors: %d, warnings: %d\n", len(files), wrong, len(problems)-wrong)
-	}
+	}))
 	if err == nil && wrong > 0 {
 		err = exitError(exitDiffers)
 	}

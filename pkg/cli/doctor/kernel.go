@@ -105,10 +105,7 @@ func (n *node) kernelFeatures() (found []Finding) {
 		}
 		return nil
 	})
-	if err != nil {
-		return unknown("the features of the kernel", err)
-	}
-	return found
+	return append(found, unknown("the features of the kernel", err)...)
 }
 
 func (f feature) missing(err error) Finding {
@@ -255,7 +252,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 // The check "mtu" reports bridges whose MTU is larger than the uplink's MTU.
 func (n *node) mtu() (found []Finding) {
 	uplink, err := n.host.UplinkMTU()
-	if err != nil {
+	if err != nil || uplink == 0 {
 		return skipped("there is no default route, so no uplink to compare with")
 	}
 	for _, name := range n.bridges() {

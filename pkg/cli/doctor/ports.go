@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// The check "ports" reports host sides of pods that another program detached from their bridge.
-func (n *node) ports() (found []Finding) {
+// The check "ports" reports host sides of pods that another program deleted or detached from their bridge.
+func (n *node) ports() []Finding {
 	detached, err := bridge.DetachedPorts(n.host)
-	found = unknown("the bridge ports of the pods", err)
+	found := unknown("the bridge ports of the pods", err)
 	bridges := map[string]bool{}
 	for _, p := range detached {
 		if p.Missing && bridges[p.Bridge] {
@@ -31,11 +31,8 @@ func (n *node) ports() (found []Finding) {
 // unrecordedPorts reports bridge ports that Podlace created but whose attachment records are lost.
 func (n *node) unrecordedPorts(name string) []Finding {
 	ports, err := bridge.UnrecordedPorts(n.host, name)
-	if err != nil {
+	if err != nil || len(ports) == 0 {
 		return unknown("the ports of the bridge "+name, err)
-	}
-	if len(ports) == 0 {
-		return nil
 	}
 	list := strings.Join(ports[:min(len(ports), maxPodFindings)], " ")
 	return []Finding{{Level: Warning, Code: "port-unrecorded", What: fmt.Sprintf("pods on %s without a record: %d", name, len(ports)),
@@ -52,6 +49,11 @@ func detachedPort(p bridge.DetachedPort) Finding {
 		Consequence: "the pod has no network",
 		Command:     "podlace reload"}
 	switch {
+	case p.Deleted:
+		f.Code = "port-deleted"
+		f.What = fmt.Sprintf("%s, the host side of %s, is missing", p.Interface, pod)
+		f.Evidence = "the record of the pod names it, and the namespace of the pod exists"
+		f.Command = "delete the pod, so that its controller creates a new pod"
 	case p.Missing:
 		f.Code = "bridge-missing"
 		f.What = fmt.Sprintf("the bridge %s is missing", p.Bridge)

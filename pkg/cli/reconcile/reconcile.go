@@ -56,7 +56,8 @@ type Attachment struct {
 	Since         time.Time    `json:"since,omitzero"` // when the oldest record was written
 	Bridge        string       `json:"bridge,omitempty"`
 	HostInterface string       `json:"hostInterface,omitempty"`
-	MACs          []string     `json:"macs,omitempty"` // of the pod's interfaces, as far as records name them
+	Fault         string       `json:"fault,omitempty"` // why the interface does not work; only 'podlace topology' sets it
+	MACs          []string     `json:"macs,omitempty"`  // of the pod's interfaces, as far as records name them
 	HostPorts     []ports.Port `json:"hostPorts,omitempty"`
 	IngressRate   uint64       `json:"ingressRate,omitempty"` // limit in bits per second
 	EgressRate    uint64       `json:"egressRate,omitempty"`  // limit in bits per second
