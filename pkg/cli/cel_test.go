@@ -77,7 +77,7 @@ func TestAttributesMatchDocument(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	listed := map[string]string{}
 	for _, row := range regexp.MustCompile("(?m)^\\| (`.*`) \\| (string|int|bool) \\|").FindAllStringSubmatch(section, -1) {
-		names := codeSpan.FindAllStringSubmatch(row[1], -1)
+		names := regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1)
 		domain, _, _ := strings.Cut(names[0][1], "/")
 		for _, name := range names {
 			listed[domain+"/"+strings.TrimPrefix(name[1], domain+"/")] = row[2]

@@ -3,17 +3,14 @@
 package cli
 
 import (
+	_ "embed"
 	"fmt"
 	"io"
-	"io/fs"
-	"path"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
 )
@@ -27,12 +24,9 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// The constant anyPlugin replaces the plugin's name in the entries of configuration keys that all plugins have.
-const anyPlugin = "plugin"
-
 // An entry is a row of a table in the documents. Each row explains a configuration key, an error code or a check of doctor.
 type entry struct {
-	subject string // plugin, "code" or "check"
+	subject string // a plugin, "plugin" for the keys of all plugins, "code" or "check"
 	names   []string
 	facts   [][2]string // heading and text
 	source  string
@@ -127,82 +121,20 @@ func wrapText(text, indent string, width int) string {
 	return lines.String() + line + "\n"
 }
 
-// entries() reads those tables of the documents whose first column has the heading Key, Code or Check.
+// explainTable has a line for each entry: subject, names, document, then heading and text of each further cell. A test of the documents
+// writes it from their tables.
+//
+//go:embed explain.tsv
+var explainTable string
+
 func entries() (all []entry) {
-	files, _ := fs.Glob(podlace.Documents, "plugins/*/README.md")
-	for _, file := range append(files, "docs/ARCHITECTURE.md", "docs/CLUSTER.md") {
-		text, err := fs.ReadFile(podlace.Documents, file)
-		if err == nil {
-			all = append(all, entriesOf(file, string(text))...)
+	for line := range strings.Lines(explainTable) {
+		cells := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		e := entry{subject: cells[0], names: strings.Split(cells[1], ", "), source: cells[2]}
+		for fact := range slices.Chunk(cells[3:], 2) {
+			e.facts = append(e.facts, [2]string(fact))
 		}
+		all = append(all, e)
 	}
 	return all
-}
-
-func entriesOf(file, text string) (all []entry) {
-	subject := path.Base(path.Dir(file))
-	switch file {
-	case "docs/CLUSTER.md":
-		subject = "podlace-node"
-	case "docs/ARCHITECTURE.md":
-		subject = anyPlugin
-	}
-	var headings []string
-	for line := range strings.Lines(text) {
-		cells := cellsOf(line)
-		switch {
-		case cells == nil:
-			headings = nil
-		case headings == nil && (strings.HasPrefix(cells[0], "Key") || slices.Contains([]string{"Code", "Check"}, cells[0])):
-			headings = cells
-		case headings == nil || strings.HasPrefix(cells[0], "---") || len(cells) != len(headings):
-		default:
-			e := entry{subject: subject, names: namesIn(cells[0]), source: file}
-			if !strings.HasPrefix(headings[0], "Key") {
-				e.subject = strings.ToLower(headings[0])
-			}
-			for i := 1; i < len(cells); i++ {
-				e.facts = append(e.facts, [2]string{headings[i], stripMarkdown(cells[i])})
-			}
-			if len(e.names) > 0 {
-				all = append(all, e)
-			}
-		}
-	}
-	return all
-}
-
-// cellsOf returns the cells of a row in a Markdown table. cellsOf returns nil if the line is not a row of a table.
-func cellsOf(line string) []string {
-	line = strings.TrimSpace(line)
-	if !strings.HasPrefix(line, "|") || !strings.HasSuffix(line, "|") || len(line) < 2 {
-		return nil
-	}
-	cells := strings.Split(strings.ReplaceAll(line[1:len(line)-1], `\|`, "\x00"), "|")
-	for i, cell := range cells {
-		cells[i] = strings.TrimSpace(strings.ReplaceAll(cell, "\x00", "|"))
-	}
-	return cells
-}
-
-var (
-	codeSpan = regexp.MustCompile("`([^`]+)`")
-	number   = regexp.MustCompile(`^[0-9]+$`)
-	link     = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
-)
-
-// namesIn returns the names in the code spans of a table cell. If the cell contains only a number, namesIn returns this number.
-func namesIn(cell string) (names []string) {
-	for _, match := range codeSpan.FindAllStringSubmatch(cell, -1) {
-		names = append(names, match[1])
-	}
-	if len(names) == 0 && number.MatchString(cell) {
-		names = []string{cell}
-	}
-	return names
-}
-
-// stripMarkdown removes the Markdown markup from a table cell.
-func stripMarkdown(cell string) string {
-	return strings.ReplaceAll(link.ReplaceAllString(cell, "$1"), "`", "")
 }

@@ -116,7 +116,7 @@ func TestCodesExplained(t *testing.T) {
 	for _, code := range slices.Sorted(maps.Keys(codes)) {
 		if !explained[code] {
 			t.Errorf("no table explains %q: add the row \"| `%s` | MEANING |\" to plugins/podlace/README.md, below \"## podlace doctor\" or %s", code, code,
-				`"## podlace validate"`)
+				`"## podlace validate", and run: go test ./integration/docs -run '^TestExplainTable$' -update`)
 		}
 		if status, stdout, stderr := run("explain", code); status != exitOK || !strings.Contains(stdout, code) {
 			t.Errorf("podlace explain %s: status %d, %q, %q", code, status, stdout, stderr)

@@ -44,7 +44,7 @@ func conflistSchema() plugin.Schema {
 		if kind == "bridge" || kind == "sriov" {
 			s["properties"].(plugin.Schema)["ipam"] = plugin.Schema{"$ref": "#/$defs/ipam"}
 		}
-		definitions[kind] = s.Merge(plugin.Schema{"properties": commonProperties(described(anyPlugin))})
+		definitions[kind] = s.Merge(plugin.Schema{"properties": commonProperties(described("plugin"))})
 	}
 	definitions[plugin.PodType] = podSchema(definitions)
 	hostLocal := plugin.SchemaOf(hostlocal.Keys(), described("host-local"))["properties"].(plugin.Schema)["ipam"].(plugin.Schema)
