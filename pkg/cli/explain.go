@@ -79,6 +79,7 @@ func explain(w io.Writer, name string) error {
 	for _, e := range all {
 		names = append(names, e.names...)
 	}
+	names = slices.DeleteFunc(names, func(name string) bool { return name[0] <= '9' }) // another number is no suggestion
 	if near := strict.Nearest(name, names); near != "" {
 		return fmt.Errorf("there is no key or code %q: did you mean %s?", name, near)
 	}

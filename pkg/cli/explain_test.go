@@ -26,6 +26,9 @@ func TestExplain(t *testing.T) {
 		"linkState":                   "sriov-device-plugin linkState\n  key of the conflist:\n    link_state\n",
 		"VFConfig":                    "sriov-device-plugin kind, VFConfig\n",
 		"dra.taints":                  "sriov-device-plugin dra, dra.taints\n",
+		"cniVersion":                  "plugin cniVersion",
+		"podCIDRs":                    "bridge podCIDRs",
+		"resourceList":                "sriov-device-plugin resourceList",
 		"104":                         "code 104",
 		"11":                          "code 11",
 	} {
@@ -34,7 +37,8 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%s: status %d, %q, %q, want %q", name, status, stdout, stderr, want)
 		}
 	}
-	for name, want := range map[string]string{"isGatway": "did you mean isGateway?", "12345678": "'podlace explain' lists all"} {
+	for name, want := range map[string]string{"isGatway": "did you mean isGateway?", "9999": `"9999": 'podlace explain' lists all`,
+		"": `"": 'podlace explain' lists all`} {
 		if status, stdout, stderr := run("explain", name); status != exitFailed || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
 		}
