@@ -152,7 +152,7 @@ func celSyntax(expression string) string {
 // readRisk returns the reason why reading an attribute may fail. readRisk returns "" if reading the attribute cannot fail. The argument
 // `own` is true if the expression is evaluated only for devices of this driver.
 func readRisk(a attribute, own bool) string {
-	unknown := unknownAttribute(a)
+	unknown := unknownAttribute(a, false)
 	switch {
 	case unknown != "":
 		return "it reads " + a.String() + ": " + unknown
@@ -171,29 +171,35 @@ func readRisk(a attribute, own bool) string {
 }
 
 // unknownAttribute returns an error text if no VF has an attribute with this name. Drivers share domains such as resource.kubernetes.io, so
-// an unknown name in such a domain may belong to another driver. In such a domain, unknownAttribute only reports a name that differs from a
-// VF's attribute in upper and lower case.
-func unknownAttribute(a attribute) string {
+// an unknown name in such a domain may belong to another driver: it is reported if it resembles an attribute of a VF, or if only devices of
+// this driver are meant.
+func unknownAttribute(a attribute, own bool) string {
 	var names []string
+	domain := strings.ToLower(a.domain)
 	for known := range publishedAttributes() {
-		switch {
-		case known == a:
+		if known == a {
 			return ""
-		case strings.EqualFold(known.String(), a.String()):
-			return "no VF has this attribute; did you mean " + known.String() + "?"
-		case known.domain == claim.Driver:
+		}
+		if known.domain == domain {
 			names = append(names, known.name)
 		}
 	}
 	slices.Sort(names)
+	near := strict.Nearest(a.name, names)
 	switch {
-	case a.domain == claim.Driver:
-		if near := strict.Nearest(a.name, names); near != "" {
-			return fmt.Sprintf("no VF has this attribute; did you mean %s/%s?", claim.Driver, near)
-		}
+	case near != "":
+		return fmt.Sprintf("no VF has this attribute; did you mean %s/%s?", domain, near)
+	case domain == claim.Driver:
 		return fmt.Sprintf("no VF has this attribute; attributes of %s: %s", claim.Driver, strings.Join(names, ", "))
-	case strings.Contains(a.domain, "podlace."):
+	case isMisspeltDriver(domain):
 		return "no driver has this name; did you mean " + claim.Driver + "?"
+	case own:
+		return "no VF has this attribute"
 	}
 	return ""
+}
+
+// isMisspeltDriver reports whether a name that is not the name of this driver resembles it.
+func isMisspeltDriver(name string) bool {
+	return strings.Contains(name, "podlace.") || strict.Nearest(name, []string{claim.Driver}) != ""
 }

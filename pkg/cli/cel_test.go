@@ -40,6 +40,7 @@ func TestUnguarded(t *testing.T) {
 		{own + `.?numaa.orValue(1) == 1`, "", true},
 		{`"numaa" in ` + own + ` && ` + own + `.numaa == 1`, "", true},
 		{standard + `.numanode == 1`, "did you mean resource.kubernetes.io/numaNode?", true},
+		{`device.attributes["dra.net"].numaNod == 1`, "no VF has this attribute; did you mean dra.net/numaNode?", true},
 		{standard + `.cpuSocketID == 1`, "", true},
 		{`device.attributes["sriov.podlace.com"].pf == "a"`, "no driver has this name; did you mean sriov.podlace.io?", true},
 		{`device.attributes["gpu.example.com"].model == "a"`, "compare device.driver first", false},

@@ -152,6 +152,9 @@ type podContainer struct {
 	Name      string `json:"name"`
 	Resources struct {
 		Limits map[string]json.RawMessage `json:"limits"`
+		Claims []struct {
+			Name string `json:"name"`
+		} `json:"claims"`
 	} `json:"resources"`
 }
 

@@ -66,13 +66,17 @@ func (f *checkFlags) check(file string, stdin io.Reader, stdout, stderr io.Write
 		}
 	}
 	var own []manifest
-	for _, name := range append(slices.Clone(f.classFiles), file) {
+	for i, name := range append(slices.Clone(f.classFiles), file) {
 		objects, unread := c.readManifests(stdin, name)
+		if i < len(f.classFiles) && unread == nil && !slices.ContainsFunc(objects, func(m manifest) bool { return m.kind() == kindClass }) {
+			unread = fmt.Errorf("%s: no DeviceClass", name)
+		}
 		own, c.objects, err = objects, append(c.objects, objects...), errors.Join(err, unread)
 	}
 	for _, m := range append(slices.Clone(c.objects), c.parseManifests("podlace sriov classes", []byte(printed))...) {
 		c.addClass(m)
 	}
+	c.checkNames(own)
 	for _, m := range own {
 		c.checkObject(m)
 	}

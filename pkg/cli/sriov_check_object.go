@@ -16,6 +16,18 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
+// checkNames reports claims, templates and classes with the name of another, which the API server would take for a change of it.
+func (c *checker) checkNames(list []manifest) {
+	named := map[[3]string]bool{}
+	for _, m := range list {
+		id := [3]string{m.kind(), m.namespace(), m.name()}
+		if named[id] {
+			c.fail("%s: another %s has this name", m.at("metadata.name"), m.kind())
+		}
+		named[id] = m.name() != "" && m.root.Get("apiVersion").Text() == claimAPI
+	}
+}
+
 // checkObject checks one Kubernetes object in the file.
 func (c *checker) checkObject(m manifest) {
 	switch m.kind() {
@@ -34,7 +46,10 @@ func (c *checker) checkObject(m manifest) {
 	default:
 		template, ok := validate.PodTemplates()[m.kind()]
 		spec := m.root.Get(template...).Get("spec")
+		near := strict.Nearest(m.kind(), []string{kindClaim, kindTemplate, kindClass})
 		switch {
+		case near != "" && m.root.Get("apiVersion").Text() == claimAPI:
+			c.fail("%s: %q: did you mean %s?", m.at("kind"), m.kind(), near)
 		case ok && spec.Data != nil:
 			c.checkPod(m, strings.Join(append(slices.Clone(template), "spec"), "."), spec)
 		case m.kind() == kindPod: // another kind may belong to another API group
@@ -81,15 +96,28 @@ func (c *checker) checkPod(m manifest, path string, value strict.Value) {
 			}
 		}
 	}
-	for _, container := range append(slices.Clone(spec.InitContainers), spec.Containers...) {
-		for _, name := range slices.Sorted(maps.Keys(container.Resources.Limits)) {
-			if class, ok := c.class(func(d deviceClass) bool { return d.ExtendedResourceName == name }); ok {
-				var spec claimSpec
-				n, _ := strconv.Atoi(strings.Trim(string(container.Resources.Limits[name]), `"`)) // 0 of a text that the API server refuses stands for one device
-				request := exactRequest{deviceRequest: deviceRequest{Class: class.name, Count: n}}
-				spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
-				c.checkDevices(manifest{m.root, ", container " + container.Name}, "resources.limits", spec)
-			}
+	for i, container := range spec.InitContainers {
+		c.checkContainer(m, fmt.Sprintf("%s.initContainers[%d]", path, i), container, spec.Claims)
+	}
+	for i, container := range spec.Containers {
+		c.checkContainer(m, fmt.Sprintf("%s.containers[%d]", path, i), container, spec.Claims)
+	}
+}
+
+// checkContainer checks the claims that a container uses, and its limits for extended resources of a class.
+func (c *checker) checkContainer(m manifest, path string, container podContainer, claims []podClaim) {
+	for i, used := range container.Resources.Claims {
+		if !slices.ContainsFunc(claims, func(pc podClaim) bool { return pc.Name == used.Name }) {
+			c.fail("%s: the pod has no claim %q", m.at(fmt.Sprintf("%s.resources.claims[%d].name", path, i)), used.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(container.Resources.Limits)) {
+		if class, ok := c.class(func(d deviceClass) bool { return d.ExtendedResourceName == name }); ok {
+			var spec claimSpec
+			n, _ := strconv.Atoi(strings.Trim(string(container.Resources.Limits[name]), `"`)) // 0 of a text that the API server refuses stands for one device
+			request := exactRequest{deviceRequest: deviceRequest{Class: class.name, Count: n}}
+			spec.Devices.Requests = []claimRequest{{Name: name, Exactly: &request}}
+			c.checkDevices(manifest{m.root, ", container " + container.Name}, "resources.limits", spec)
 		}
 	}
 }
@@ -181,6 +209,10 @@ func (c *checker) checkConstraints(m manifest, path string, spec claimSpec, requ
 	for i, constraint := range spec.Devices.Constraints {
 		at := fmt.Sprintf("%s.constraints[%d]", path, i)
 		c.checkRequestNames(m, at, constraint.Requests, requests)
+		own := func(r namedRequest) bool {
+			class, _ := c.class(func(d deviceClass) bool { return d.name == r.Class })
+			return class.onlyDriver() && (claimEntry{requests: constraint.Requests}).appliesTo(r.name)
+		}
 		for _, key := range [][2]string{{"matchAttribute", constraint.Match}, {"distinctAttribute", constraint.Distinct}} {
 			domain, name, full := strings.Cut(key[1], "/")
 			derived := slices.ContainsFunc(requests, func(r namedRequest) bool {
@@ -191,7 +223,7 @@ func (c *checker) checkConstraints(m manifest, path string, spec claimSpec, requ
 			case !full:
 				c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key[0]), key[1], claim.Driver)
 			default:
-				if text := unknownAttribute(attribute{domain, name}); text != "" {
+				if text := unknownAttribute(attribute{domain, name}, slices.ContainsFunc(requests, own)); text != "" {
 					c.fail("%s: %s: %s", m.at(at+"."+key[0]), key[1], text)
 				}
 			}

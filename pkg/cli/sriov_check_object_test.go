@@ -48,11 +48,27 @@ func TestCheckClaimLimits(t *testing.T) {
 		{"settings for admin access", claimOf("    requests: [{name: vf, exactly: {" + class + ", adminAccess: true}}]\n    config:\n" +
 			parameters("", "mtu: 1400")), at + "config[0].opaque.parameters: it applies only to requests with adminAccess"},
 		{"driver", strings.Replace(claimNamed("c", "mtu: 1400"), "driver: sriov.podlace.io", "driver: sriov.podlace.com", 1),
-			at + `config[0].opaque.driver: "sriov.podlace.com": its parameters are for another driver: want sriov.podlace.io`},
+			at + `config[0].opaque.driver: "sriov.podlace.com": did you mean sriov.podlace.io?`},
+		{"driver without apiVersion", claimOf(oneVF + "    config: [{opaque: {driver: sriov.podlace.oi, parameters: {mtu: 1400}}}]\n"),
+			at + `config[0].opaque.driver: "sriov.podlace.oi": did you mean sriov.podlace.io?`},
+		{"empty entry", claimOf(oneVF + "    config: [{}]\n"), at + "config[0].opaque is missing"},
+		{"kind", claimOf(oneVF) + "---\n" + strings.Replace(claimOf(oneVF), "ResourceClaim", "ResourceClam", 1),
+			`ResourceClam shop/c: kind: "ResourceClam": did you mean ResourceClaim?`},
+		{"one name twice", claimOf(oneVF) + "---\n" + claimOf(oneVF), "shop/c: metadata.name: another ResourceClaim has this name"},
+		{"claim of a container", claimNamed("a", "mtu: 1400") + strings.Replace(podOf("Pod", "{name: one, resourceClaimName: a}"), "containers: []",
+			"containers: [{name: x, resources: {claims: [{name: one}, {name: two}]}}], initContainers: [{name: y, resources: {claims: [{name: three}]}}]", 1),
+			"shop/web: spec.initContainers[0].resources.claims[0].name: the pod has no claim \"three\"\n" +
+				"podlace: m.yaml: Pod shop/web: spec.containers[0].resources.claims[1].name: the pod has no claim \"two\"\n"},
+		{"a wrong type and forbidden values", strings.Replace(claimNamed("c", `mtu: "x", trust: "on", ips: [10.0.0.1]`), "}}]", ", count: 2}}]", 1),
+			at + `config[0].opaque.parameters.mtu: "x": want a number` + "\npodlace: " + at +
+				`config[0].opaque.parameters: trust "on": claims may not set it; they may set: vlan 100-199, mac, mtu 68-9000, ifName, ips of resource example.com/fast` +
+				"\npodlace: " + at + `requests[0].exactly: only one VF can have ips ["10.0.0.1"], but the request is for 2 VFs` + "\n"},
 		{"constraint", claimOf(oneVF + "    constraints: [{requests: [b], matchAttribute: resource.kubernetes.io/numaNode}]\n"),
 			at + `constraints[0].requests[0]: no request "b"`},
 		{"attribute", claimOf(oneVF + "    constraints: [{matchAttribute: sriov.podlace.io/numma}]\n"),
 			at + "constraints[0].matchAttribute: sriov.podlace.io/numma: no VF has this attribute; did you mean sriov.podlace.io/numa?"},
+		{"attribute that only VFs would need", claimOf(oneVF + "    constraints: [{matchAttribute: dra.net/foo}]\n"),
+			at + "constraints[0].matchAttribute: dra.net/foo: no VF has this attribute"},
 		{"attribute without domain", claimOf(oneVF + "    constraints: [{distinctAttribute: pf}]\n"),
 			at + "constraints[0].distinctAttribute: pf: want a domain and a name"},
 		{"two claims, one MAC", claimNamed("a", `mac: "02:00:00:00:00:0a"`) + "---\n" + claimNamed("b", `mac: "02:00:00:00:00:0A"`) +
@@ -117,7 +133,7 @@ spec:
 ` + claimOf(strings.Replace(oneVF, "fast.example.com", "qos", 1))
 	for _, c := range []struct{ name, manifest, notice string }{
 		{"class of another driver", claimOf("    requests: [{name: cpu, exactly: {deviceClassName: dra.cpu}}, {name: vf, exactly: " +
-			"{deviceClassName: fast.example.com}}]\n    config:\n" + parameters("vf", "mtu: 1400")),
+			"{deviceClassName: fast.example.com}}]\n    constraints: [{requests: [cpu], matchAttribute: dra.net/foo}]\n    config:\n" + parameters("vf", "mtu: 1400")),
 			`requests[0].exactly.deviceClassName: class "dra.cpu" is not known and was not checked`},
 		{"class of another driver, settings for all requests", claimOf("    requests: [{name: cpu, exactly: {deviceClassName: dra.cpu}}, " +
 			"{name: vf, exactly: {deviceClassName: fast.example.com}}]\n    config:\n" + parameters("", "mtu: 1400")), `class "dra.cpu"`},

@@ -194,10 +194,14 @@ spec:
   - cel:
       expression: device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "example.com/fast"
   config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, vlan: 7}}}]
-`}) + "/class.yaml"
+`, "empty.yaml": claimOf(oneVF)}) + "/class.yaml"
 	status, stdout, stderr := runCheck(t, claimOf(oneVF), "--class", class)
 	if status != exitOK || !strings.HasSuffix(stdout, "class fast.example.com\n  vlan 7 (class)\n") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+	status, _, stderr = runCheck(t, claimOf(oneVF), "--class", filepath.Dir(class)+"/empty.yaml")
+	if status != exitFailed || !strings.Contains(stderr, "empty.yaml: no DeviceClass\n") {
+		t.Errorf("status %d, %s", status, stderr)
 	}
 }
 

@@ -3,7 +3,7 @@
 package cli
 
 import (
-	"encoding/json"
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
-	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -110,27 +109,21 @@ func (c *checker) checkDevices(m manifest, path string, spec claimSpec) {
 func (c *checker) ownEntries(m manifest, path string, config []configEntry) (entries []*claimEntry) {
 	for i, e := range config {
 		at := fmt.Sprintf("%s.config[%d].opaque", path, i)
-		if e.Opaque == nil {
-			continue
-		}
-		if e.Opaque.Driver != claim.Driver {
-			var head struct{ APIVersion, Kind string }
-			if json.Unmarshal(e.Opaque.Parameters, &head) == nil && head.APIVersion == vfconfig.APIVersion && head.Kind == vfconfig.Kind {
-				c.fail("%s: %q: its parameters are for another driver: want %s", m.at(at+".driver"), e.Opaque.Driver, claim.Driver)
-			}
-			continue
-		}
-		at += ".parameters"
-		entry, err := vfconfig.Decode(e.Opaque.Parameters, at)
-		if err != nil {
+		switch {
+		case e.Opaque == nil:
+			c.fail("%s is missing", m.at(at))
+		case e.Opaque.Driver == claim.Driver:
+			at += ".parameters"
+			entry, err := vfconfig.Decode(e.Opaque.Parameters, at)
 			var problems strict.Problems
 			errors.As(err, &problems)
 			for _, p := range problems {
 				c.fail("%s: %s", m.at(p.Key), p.Text)
 			}
-			continue
+			entries = append(entries, &claimEntry{Entry: entry, path: at, requests: e.Requests})
+		case isMisspeltDriver(e.Opaque.Driver) || bytes.Contains(e.Opaque.Parameters, []byte(vfconfig.APIVersion)):
+			c.fail("%s: %q: did you mean %s?", m.at(at+".driver"), e.Opaque.Driver, claim.Driver)
 		}
-		entries = append(entries, &claimEntry{Entry: entry, path: at, requests: e.Requests})
 	}
 	return entries
 }
@@ -179,18 +172,15 @@ func (c *checker) candidates(m manifest, class deviceClass, r namedRequest) (nam
 // checkRequest computes which VFs and settings a request would get from a resource, and adds the result to c.checked.
 func (c *checker) checkRequest(m manifest, class deviceClass, r namedRequest, resource string, entries []*claimEntry) {
 	out := checkedRequest{Object: m.String(), Request: r.name, Class: class.name, Resource: resource, Devices: r.devices()}
-	settings, err := c.settings(class, r, c.resources[resource], entries, &out)
-	switch {
-	case err != nil:
-		c.fail("%s: %v", m.at(plugin.KeyOf(err)), err)
-		return
-	case r.admin:
+	before := len(c.problems)
+	settings := c.settings(m, class, r, c.resources[resource], entries, &out)
+	if r.admin {
 		out.Settings = nil // admin access does not change the VF
-	case r.Mode == "All" || r.Count > 1:
-		if i := slices.IndexFunc(out.Settings, isUnique); i >= 0 {
-			c.fail("%s: only one VF can have %s %s, but the request is for %s", m.at(r.path), out.Settings[i].Key, out.Settings[i].Value, r.devices())
-			return
-		}
+	} else if i := slices.IndexFunc(out.Settings, isUnique); i >= 0 && (r.Mode == "All" || r.Count > 1) {
+		c.fail("%s: only one VF can have %s %s, but the request is for %s", m.at(r.path), out.Settings[i].Key, out.Settings[i].Value, r.devices())
+	}
+	if len(c.problems) > before {
+		return
 	}
 	if err := settings.Complete(func(key string) string { return key }); err != nil && !r.admin {
 		c.notice("%s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", m.at(r.path), err)
@@ -199,8 +189,8 @@ func (c *checker) checkRequest(m manifest, class deviceClass, r namedRequest, re
 }
 
 // settings() merges the config entries of the class and the claim in the same way as the driver's function Prepare.
-func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource, entries []*claimEntry, out *checkedRequest) (
-	merged *vfconfig.Config, err error) {
+func (c *checker) settings(m manifest, class deviceClass, r namedRequest, res *pool.Resource, entries []*claimEntry, out *checkedRequest) (
+	merged *vfconfig.Config) {
 	add := func(e vfconfig.Entry, from string) {
 		merged = vfconfig.Merge(merged, &e.Config)
 		for _, key := range e.Set() {
@@ -219,14 +209,14 @@ func (c *checker) settings(class deviceClass, r namedRequest, res *pool.Resource
 		}
 		e.used, e.admin = e.used || !r.admin, e.admin || r.admin
 		if err := res.ClaimMay.Check(&e.Config); err != nil {
-			return nil, plugin.WithKey(e.path, fmt.Errorf("%w of resource %s", err, res.FullName()))
+			c.fail("%s: %v of resource %s", m.at(e.path), err, res.FullName())
 		}
 		add(e.Entry, "claim")
 	}
 	if err := merged.Validate(); err != nil {
-		return nil, plugin.WithKey(r.path, errors.New("the merged settings of class and claim: "+err.Error()))
+		c.fail("%s: the merged settings of class and claim: %v", m.at(r.path), err)
 	}
-	return merged, nil
+	return merged
 }
 
 // devices() describes in words how many VFs a request gets.

@@ -40,7 +40,8 @@ func Parameters(resource string, c Config) ([]byte, error) {
 }
 
 // Decode parses encoded parameters and returns the entry that they contain. It refuses each setting that this version would not apply. Its
-// error is a value of strict.Problems, whose keys start with the given path of the parameters.
+// error is a value of strict.Problems, whose keys start with the given path of the parameters; the entry then has the settings without
+// problems.
 func Decode(data []byte, path string) (Entry, error) {
 	r := &strict.Report{Key: path}
 	if len(data) > maxBytes {
@@ -63,10 +64,7 @@ func Decode(data []byte, path string) (Entry, error) {
 	if err := e.Validate(); err != nil && len(r.Problems) == 0 {
 		r.Fail(root.Place, "%v", err)
 	}
-	if err := r.Err(); err != nil {
-		return Entry{}, err
-	}
-	return e, nil
+	return e, r.Err()
 }
 
 func resourceName(s string) (string, error) {
