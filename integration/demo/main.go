@@ -23,6 +23,7 @@ import (
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
@@ -108,14 +109,14 @@ func (o options) complete(source string) (r runOptions, err error) {
 	if err != nil {
 		return r, err
 	}
-	names, err := chain.PluginsOf(r.Conflist)
+	list, err := reconcile.Load("", r.Conflist)
 	if err != nil {
 		return r, err
 	}
 	if r.Plugins, err = filepath.Abs(o.plugins); err != nil {
 		return r, err
 	}
-	if err := chain.CheckPlugins(r.Plugins, append(names, "loopback")); err != nil {
+	if err := chain.CheckPlugins(r.Plugins, append(chain.PluginsOf(list), "loopback")); err != nil {
 		return r, fmt.Errorf("%w: make build makes them", err)
 	}
 	return r, nil

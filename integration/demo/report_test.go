@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 func report(rows ...Row) Report {
@@ -137,11 +138,11 @@ func TestNotPromised(t *testing.T) {
 			},
 		},
 	} {
-		c, err := chain.New("", "", []byte(test.conflist), nil)
+		list, err := reconcile.Load("", []byte(test.conflist))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if diff := cmp.Diff(test.want, notPromised(c)); diff != "" {
+		if diff := cmp.Diff(test.want, notPromised(chain.New("", "", list, nil))); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}

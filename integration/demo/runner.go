@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 // A runner is a chain that can be adapted to the machine, and that collects the calls of each verb.
@@ -27,9 +28,9 @@ func newRunner(folder, cache string, conflist []byte) (*runner, error) {
 
 // use() replaces the conflist.
 func (r *runner) use(conflist []byte) error {
-	c, err := chain.New(r.folder, r.cache, conflist, func(c chain.Call) { r.calls = append(r.calls, c) })
+	list, err := reconcile.Load("", conflist)
 	if err == nil {
-		r.Chain = c
+		r.Chain = chain.New(r.folder, r.cache, list, func(c chain.Call) { r.calls = append(r.calls, c) })
 	}
 	return err
 }

@@ -84,7 +84,7 @@ func allowedImporters() map[string][]string {
 
 		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the network
 		// namespace only after the first change of the system.
-		"github.com/containernetworking/cni/libcni":     {"pkg/cli/chain", "pkg/cli/validate", "integration/"},
+		"github.com/containernetworking/cni/libcni":     {"pkg/cli/chain", "pkg/cli/reconcile", "pkg/cli/validate", "integration/"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/cli/chain", "integration/"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.

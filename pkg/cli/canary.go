@@ -85,7 +85,7 @@ func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
 	if f.conflist == "" {
 		f.conflist, notes, err = firstConflist(folders.ConfDir)
 	}
-	conflist, _, readErr := readConflist(f.conflist)
+	list, readErr := readConflist(f.conflist)
 	if err = cmp.Or(err, readErr); err != nil {
 		return err
 	}
@@ -93,11 +93,11 @@ func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
 		return err
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // if the reader of stdout ends, writes fail, and the pod is still removed
-	return f.test(ctx, conflist, notes, stdout)
+	return f.test(ctx, list, notes, stdout)
 }
 
 // test() runs the canary and prints its result.
-func (f canaryFlags) test(ctx context.Context, conflist []byte, notes []string, stdout io.Writer) error {
+func (f canaryFlags) test(ctx context.Context, list *chain.List, notes []string, stdout io.Writer) error {
 	isTable := f.output != outputJSON
 	if f.verbose || !isTable {
 		if err := logChanges(); err != nil {
@@ -105,7 +105,7 @@ func (f canaryFlags) test(ctx context.Context, conflist []byte, notes []string, 
 		}
 	}
 	var calls []chain.Call
-	pod, err := openTestPod(f.plugins, conflist, func(c chain.Call) {
+	pod, err := openTestPod(f.plugins, list, func(c chain.Call) {
 		calls = append(calls, c)
 		if f.verbose && isTable {
 			printCall(stdout, c)

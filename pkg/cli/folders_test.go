@@ -38,7 +38,7 @@ func TestFirstConflist(t *testing.T) {
 	file := filepath.Join(dir, "10-a.conflist")
 	for _, c := range []struct{ text, first, err string }{
 		{"", "", "podlace doctor prints the command that installs a configuration"},
-		{"{", "", "no network configuration in " + dir + " can be used: " + file + ": unexpected end of JSON input"},
+		{"{", "", "no network configuration in " + dir + " can be used: " + file + ": error parsing configuration list: unexpected end of JSON input"},
 		{`{"name": "a", "plugins": [{"type": "bridge"}]}`, file, ""},
 	} {
 		if c.text != "" {

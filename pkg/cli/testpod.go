@@ -14,6 +14,7 @@ import (
 
 	"github.com/podlace/podlace/conf"
 	"github.com/podlace/podlace/pkg/cli/chain"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -31,16 +32,13 @@ type testPod struct {
 }
 
 // openTestPod creates the namespace of a pod without network. remove() deletes it.
-func openTestPod(plugins string, conflist []byte, show func(chain.Call)) (*testPod, error) {
+func openTestPod(plugins string, list *chain.List, show func(chain.Call)) (*testPod, error) {
 	cache, err := os.MkdirTemp("", "podlace-trace")
 	if err != nil {
 		return nil, err
 	}
-	p := &testPod{cache: cache}
-	if p.chain, err = chain.New(plugins, cache, conflist, show); err == nil {
-		p.space, err = sandbox.NewPod("podlace-trace-" + strings.ToLower(rand.Text()[:8]))
-	}
-	if err != nil {
+	p := &testPod{cache: cache, chain: chain.New(plugins, cache, list, show)}
+	if p.space, err = sandbox.NewPod("podlace-trace-" + strings.ToLower(rand.Text()[:8])); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(cache))
 	}
 	p.Attachment = chain.Attachment{ContainerID: p.space.Name, Netns: p.space.Path, IfName: "eth0", PodNamespace: "podlace",
@@ -61,20 +59,21 @@ func (p *testPod) remove(ctx context.Context) error {
 // logChanges makes the plugins write the debug log from which the changes and phases are read.
 func logChanges() error { return os.Setenv("PODLACE_LOG", "debug") }
 
-// readConflist returns the named file, or the shipped configuration of this name, and the plugins that it runs.
-func readConflist(name string) (conflist []byte, plugins []string, err error) {
-	shipped, unknown := conf.Conflist(name)
-	conflist, err = store.ReadFile(name)
-	if unknown == nil && errors.Is(err, fs.ErrNotExist) {
-		conflist, err = shipped, nil
+// readConflist returns the network in the named file, or in the shipped configuration of this name.
+func readConflist(name string) (*chain.List, error) {
+	data, err := store.ReadFile(name)
+	path := name
+	if shipped, unknown := conf.Conflist(name); unknown == nil && errors.Is(err, fs.ErrNotExist) {
+		path, data, err = "", shipped, nil
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if plugins, err = chain.PluginsOf(conflist); err != nil {
-		err = fmt.Errorf("%s: %w", name, err)
+	list, err := reconcile.Load(path, data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return conflist, plugins, err
+	return list, nil
 }
 
 // findPlugins returns a folder with all named plugins: the given folder, or else that of podlace or /opt/cni/bin.

@@ -92,11 +92,11 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	conflist, names, err := readConflist(cmp.Or(f.conflist, conf.Default))
+	list, err := readConflist(cmp.Or(f.conflist, conf.Default))
 	if err != nil {
 		return err
 	}
-	plugins, err := findPlugins(f.plugins, names)
+	plugins, err := findPlugins(f.plugins, chain.PluginsOf(list))
 	if err != nil {
 		return err
 	}
@@ -119,13 +119,13 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	if err := logChanges(); err != nil {
 		return err
 	}
-	return f.runVerbs(ctx, plugins, conflist, limit, stdout)
+	return f.runVerbs(ctx, plugins, list, limit, stdout)
 }
 
 // runVerbs runs ADD, CHECK and DEL, and prints what each plugin did.
-func (f traceFlags) runVerbs(ctx context.Context, plugins string, conflist []byte, limit uint64, stdout io.Writer) error {
+func (f traceFlags) runVerbs(ctx context.Context, plugins string, list *chain.List, limit uint64, stdout io.Writer) error {
 	var calls []chain.Call
-	p, err := openTestPod(plugins, conflist, func(c chain.Call) {
+	p, err := openTestPod(plugins, list, func(c chain.Call) {
 		calls = append(calls, c)
 		if f.output != outputJSON {
 			printCall(stdout, c)

@@ -6,7 +6,6 @@ package chain
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -68,24 +67,20 @@ func verbOf(environ []string) string {
 	return ""
 }
 
+// List is the configuration of a network.
+type List = libcni.NetworkConfigList
+
 // Chain runs the plugins of one conflist.
 type Chain struct {
-	List *libcni.NetworkConfigList
+	List *List
 
 	cni *libcni.CNIConfig
 }
 
 // New returns a chain with the plugins of a folder. libcni keeps the results of ADD below `cache`. Each run of a plugin is passed to
 // show().
-func New(plugins, cache string, conflist []byte, show func(Call)) (*Chain, error) {
-	list, err := libcni.NetworkConfFromBytes(conflist)
-	if err != nil {
-		return nil, err
-	}
-	if len(list.Plugins) == 0 {
-		return nil, errors.New("it names no plugins; want a list of configurations under \"plugins\"")
-	}
-	return &Chain{List: list, cni: libcni.NewCNIConfigWithCacheDir([]string{plugins}, cache, &recordingExec{show: show})}, nil
+func New(plugins, cache string, list *List, show func(Call)) *Chain {
+	return &Chain{List: list, cni: libcni.NewCNIConfigWithCacheDir([]string{plugins}, cache, &recordingExec{show: show})}
 }
 
 // Provides reports whether a plugin of the chain has a capability, such as "portMappings".
@@ -93,21 +88,16 @@ func (c *Chain) Provides(capability string) bool {
 	return slices.ContainsFunc(c.List.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] })
 }
 
-// PluginsOf returns the names of all plugin binaries that a conflist needs, with those of the IPAM plugins.
-func PluginsOf(conflist []byte) ([]string, error) {
-	c, err := New("", "", conflist, nil)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, p := range c.List.Plugins {
+// PluginsOf returns the names of all plugin binaries that a network needs, with those of the IPAM plugins.
+func PluginsOf(list *List) (names []string) {
+	for _, p := range list.Plugins {
 		names = append(names, p.Network.Type)
 		if p.Network.IPAM.Type != "" {
 			names = append(names, p.Network.IPAM.Type)
 		}
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names)
 }
 
 // CheckPlugins returns an error if a plugin folder lacks any of the named plugin binaries.

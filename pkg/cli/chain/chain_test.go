@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/conf"
@@ -18,11 +19,11 @@ func TestCheckPlugins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := PluginsOf(shipped)
+	list, err := libcni.NetworkConfFromBytes(shipped)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"bandwidth", "bridge", "host-local", "portmap"}, names); diff != "" {
+	if diff := cmp.Diff([]string{"bandwidth", "bridge", "host-local", "portmap"}, PluginsOf(list)); diff != "" {
 		t.Error(diff)
 	}
 	dir := t.TempDir()

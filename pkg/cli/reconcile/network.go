@@ -6,19 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
-
-// maxConfiguration is the size limit for files with network configurations. Real network configurations are much smaller than this limit.
-const maxConfiguration = 1 << 20
 
 // gcVersion is the oldest cniVersion in which GC exists. Podlace's plugins support GC even if the conflist has an older version.
 const gcVersion = "1.1.0"
@@ -78,72 +75,72 @@ func Named(networks []Network, name string) (Network, bool) {
 }
 
 func readNetwork(path string) (n Network, err error) {
-	var raw struct {
-		CNIVersion string            `json:"cniVersion"`
-		Name       string            `json:"name"`
-		Type       string            `json:"type"`
-		DisableGC  bool              `json:"disableGC"`
-		Inlined    bool              `json:"loadOnlyInlinedPlugins"`
-		Plugins    []json.RawMessage `json:"plugins"`
-	}
-	data, err := store.ReadSmall(path, maxConfiguration, 0)
+	data, err := store.ReadFile(path)
 	if err != nil {
 		return n, err
 	}
-	err = json.Unmarshal(data, &raw)
-	switch {
-	case err != nil:
+	list, err := Load(path, data)
+	if err != nil {
 		return n, fmt.Errorf("%s: %w", path, err)
-	case raw.Name == "":
-		return n, fmt.Errorf("%s: it has no name", path)
-	case raw.Type != "":
-		raw.Plugins = []json.RawMessage{data}
-	case !raw.Inlined: // SPEC.md 1.1: a folder with the network's name holds further plugins
-		more, err := inFolder(filepath.Join(filepath.Dir(path), raw.Name))
-		if err != nil {
-			return n, fmt.Errorf("%s: %w", path, err)
-		}
-		raw.Plugins = append(raw.Plugins, more...)
 	}
-	n = Network{Name: raw.Name, File: path, CNIVersion: raw.CNIVersion, DisableGC: raw.DisableGC, Text: data}
-	for i, data := range raw.Plugins {
-		var p struct {
-			Type string `json:"type"`
-			IPAM struct {
-				Type    string          `json:"type"`
-				DataDir json.RawMessage `json:"dataDir"` // any IPAM plugin may give the key a type of its own
-			} `json:"ipam"`
+	n = Network{Name: list.Name, File: path, CNIVersion: list.CNIVersion, DisableGC: list.DisableGC, Text: data}
+	for _, p := range list.Plugins {
+		var keys struct {
+			IPAM struct{ DataDir string }
 		}
-		if err := json.Unmarshal(data, &p); err != nil || p.Type == "" || p.Type != filepath.Base(p.Type) {
-			return n, fmt.Errorf("%s: plugins[%d]: it has no usable type", path, i)
-		}
-		entry := Plugin{Type: p.Type, IPAM: p.IPAM.Type, raw: data}
-		_ = json.Unmarshal(p.IPAM.DataDir, &entry.dataDir)
-		n.Plugins = append(n.Plugins, entry)
-	}
-	if len(n.Plugins) == 0 {
-		return n, fmt.Errorf("%s: no plugins", path)
+		_ = json.Unmarshal(p.Bytes, &keys) // any IPAM plugin may give dataDir a type of its own
+		n.Plugins = append(n.Plugins, Plugin{Type: p.Network.Type, IPAM: p.Network.IPAM.Type, dataDir: keys.IPAM.DataDir, raw: p.Bytes})
 	}
 	return n, nil
 }
 
-func inFolder(dir string) (plugins []json.RawMessage, err error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+// Load loads the content of a configuration file as runtimes do. A .conf or .json is one plugin. Any other file is a list, which continues
+// in the files of InFolder.
+func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) {
+	if slices.Contains([]string{".conf", ".json"}, filepath.Ext(path)) {
+		one, err := libcni.NetworkPluginConfFromBytes(data)
+		if err != nil {
+			return nil, err
+		}
+		list, err = libcni.ConfListFromConf(one)
+		if err != nil {
+			return nil, err
+		}
+	} else if list, err = libcni.NetworkConfFromBytes(data); err != nil {
+		return nil, err
+	}
+	files, err := InFolder(path, list)
+	for _, file := range files {
+		data, err := store.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		p, err := libcni.NetworkPluginConfFromBytes(data)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		list.Plugins = append(list.Plugins, p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range list.Plugins {
+		if p.Network.Type != filepath.Base(p.Network.Type) {
+			return nil, fmt.Errorf("plugins[%d]: type %q: want the name of a file in the runtime's folder of plugins", i, p.Network.Type)
+		}
+	}
+	if list.Name == "" || len(list.Plugins) == 0 {
+		return nil, errors.New(`it has no name, or no list of configurations under "plugins"`)
+	}
+	return list, nil
+}
+
+// InFolder returns the files of the further plugins of a .conflist: they stand in the folder that has the network's name.
+func InFolder(path string, list *libcni.NetworkConfigList) ([]string, error) {
+	if filepath.Ext(path) != ".conflist" || list.LoadOnlyInlinedPlugins {
 		return nil, nil
 	}
-	for _, e := range entries {
-		if filepath.Ext(e.Name()) != ".conf" || e.IsDir() {
-			continue
-		}
-		path := filepath.Join(dir, e.Name())
-		data, bad := store.ReadSmall(path, maxConfiguration, 0)
-		if bad == nil && !json.Valid(data) {
-			bad = fmt.Errorf("%s: it is no JSON", path)
-		}
-		plugins, err = append(plugins, data), errors.Join(err, bad)
-	}
-	return plugins, err
+	return libcni.ConfFiles(filepath.Join(filepath.Dir(path), list.Name), []string{".conf"})
 }
 
 // Plugin returns the configuration of the network's first plugin of the given kind (plugin.Kind), as its own entry or as a part of
@@ -167,7 +164,7 @@ func (p Plugin) has(kind string) bool {
 	return plugin.Runs(p.Type, kind) || plugin.Kind(p.IPAM) == kind
 }
 
-// Config returns the unchanged text of the plugin's configuration from the file.
+// Config returns the configuration of the plugin, as libcni encodes it.
 func (p Plugin) Config() []byte { return p.raw }
 
 // DataDir returns the folder in which the network's IPAM plugin stores leases. For the default folder, DataDir returns "".

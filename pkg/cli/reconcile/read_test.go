@@ -17,7 +17,7 @@ import (
 func TestOnlyRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "elsewhere/a"), `{"name":"a","plugins":[{"type":"bridge","ipam":{"type":"x","dataDir":"/d"}}]}`)
-	write(t, filepath.Join(dir, "30-large.conf"), `{"name":"l","type":"bridge"}`+strings.Repeat(" ", 1<<20))
+	write(t, filepath.Join(dir, "30-large.conf"), `{"name":"l","type":"bridge"}`+strings.Repeat(" ", 4<<20))
 	write(t, filepath.Join(dir, "50-in.conflist"), `{"name":"in","plugins":[{"type":"bridge"}]}`)
 	write(t, filepath.Join(dir, "60-torn.conflist"), `{"name":"torn","plugins":[{"type":"bridge"}]}`)
 	write(t, filepath.Join(dir, "torn/1.conf"), `{"type":`)
@@ -39,9 +39,9 @@ func TestOnlyRegularFiles(t *testing.T) {
 		networks[0].Plugin("portmap") != nil {
 		t.Errorf("networks %+v, %v", networks, err)
 	}
-	for i, says := range []string{`/10-x.conf": want a regular file`, `/30-large.conf": larger than 1048576 bytes`,
+	for i, says := range []string{`/10-x.conf": want a regular file`, `/30-large.conf": larger than 4194304 bytes`,
 		`/40-dir.conf": want a regular file`,
-		"/45-none.conf: no such file", `/in/1.conf": want a regular file`, "/torn/1.conf: it is no JSON"} {
+		"/45-none.conf: no such file", `/in/1.conf": want a regular file`, "/torn/1.conf: error parsing"} {
 		if len(notes) != 6 || !strings.Contains(notes[i], says) {
 			t.Fatalf("notes %q, want one with %q", notes, says)
 		}

@@ -164,9 +164,15 @@ func TestNetworks(t *testing.T) {
 	dir := t.TempDir()
 	for name, content := range map[string]string{
 		"10-a.conflist":      `{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"bridge","ipam":{"type":"host-local","dataDir":"/x"}},{"type":"portmap"}]}`,
-		"20-b.conf":          `{"cniVersion":"1.1.0","name":"b","type":"macvlan","disableGC":true}`,
+		"20-b.conf":          `{"cniVersion":"1.1.0","name":"b","type":"macvlan","disableGC":true}`, // libcni has the key only in lists,
 		"30-c.conflist":      `{"cniVersion":"1.1.0","name":"c","plugins":[{"type":"bridge"}]}`,
 		"c/1.conf":           `{"type":"tuning"}`,
+		"35-d.conflist":      `{"cniVersions":["0.4.0","1.0.0"],"name":"d","disableGC":"True","plugins":[{"type":"x"}]}`,
+		"36-e.conflist":      `{"name":"e","disableGC":"false","disablegc":true,"plugins":[{"type":"x"}]}`,
+		"37-f.conflist":      `{"name":"f"}`,
+		"f/1.conf":           `{"type":"bridge"}`,
+		"38-g.conflist":      `{"name":"g","type":"bridge"}`,
+		"39-h.conf":          `{"name":"h","plugins":[{"type":"bridge"}]}`,
 		"40-a.json":          `{"name":"a","type":"bridge"}`,
 		"50-bad.json":        `{"name":"a"`,
 		"60-none.conflist":   `{"name":"none","plugins":[]}`,
@@ -188,12 +194,14 @@ func TestNetworks(t *testing.T) {
 		}
 		got = append(got, text)
 	}
-	if diff := cmp.Diff([]string{"a 1.1.0 false bridge,host-local/x portmap,", "b 1.1.0 true macvlan,", "c 1.1.0 false bridge, tuning,"},
+	if diff := cmp.Diff([]string{"a 1.1.0 false bridge,host-local/x portmap,", "b 1.1.0 false macvlan,", "c 1.1.0 false bridge, tuning,",
+		"d 1.1.0 true x,", "e 1.1.0 false x,", "f 1.1.0 false bridge,"},
 		got); diff != "" {
 		t.Error(diff)
 	}
-	for i, says := range []string{"10-a.conflist already", "50-bad.json", "no plugins", "no usable type", "no name"} {
-		if len(notes) != 5 || !strings.Contains(notes[i], says) {
+	for i, says := range []string{"38-g.conflist: it has no name, or no list", "39-h.conf: error parsing configuration: missing 'type'",
+		"10-a.conflist already", "50-bad.json", "no plugins", `type "../sh": want`, "no name"} {
+		if len(notes) != 7 || !strings.Contains(notes[i], says) {
 			t.Fatalf("notes %q, want one with %q", notes, says)
 		}
 	}
@@ -253,7 +261,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	script(t, filepath.Join(dir, "host-local"), keep)
 	script(t, filepath.Join(dir, "foreign"), `touch "$0.$CNI_COMMAND"`)
 	conf := filepath.Join(t.TempDir(), "net.d")
-	write(t, conf+"/1.conflist", `{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"bridge","n":12345678901234567890},{"type":"foreign"},
+	write(t, conf+"/1.conflist", `{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"bridge","n":123456789012345},{"type":"foreign"},
 		{"type":"missing"},{"type":"portmap"},{"type":"foreign","ipam":{"type":"host-local"}}]}`)
 	networks, _, err := Networks(conf)
 	if err != nil {
@@ -295,7 +303,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 			t.Errorf("%s ran with %s", name, env)
 		}
 	}
-	if data, _ := os.ReadFile(filepath.Join(dir, "bridge.GC.")); !strings.Contains(string(data), "12345678901234567890") {
+	if data, _ := os.ReadFile(filepath.Join(dir, "bridge.GC.")); !strings.Contains(string(data), "123456789012345") {
 		t.Errorf("a number lost digits: %s", data)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "foreign.GC")); err == nil {
