@@ -33,7 +33,7 @@ func packageLayers() [][]string {
 		{"pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
 		{"pkg/podlacepod"},
-		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
+		{".", "conf", "pkg/cli/chain", "pkg/cli/yamlfile", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
 		{"pkg/cli/validate"},
 		{"pkg/cli/rollback", "pkg/daemon/devicefiles"}, // rollback reads configurations like the collector
@@ -84,13 +84,13 @@ func allowedImporters() map[string][]string {
 
 		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the network
 		// namespace only after the first change of the system.
-		"github.com/containernetworking/cni/libcni":     {"pkg/cli/chain", "pkg/cli/reconcile", "pkg/cli/validate", "integration/"},
+		"github.com/containernetworking/cni/libcni":     {"pkg/cli/chain", "pkg/cli/reconcile", "integration/"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/cli/chain", "integration/"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
 		"k8s.io":                 {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/agent/nodeagent"},
 		"sigs.k8s.io":            nil,
-		"go.yaml.in/yaml":        {"pkg/cli/validate"}, // YAML with line numbers
+		"go.yaml.in/yaml":        {"pkg/cli/yamlfile"}, // YAML with line numbers
 		"google.golang.org/grpc": {"pkg/daemon/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/probes", "pkg/agent/nodeagent",
 			"pkg/agent/podmetrics", "integration/"},

@@ -35,7 +35,7 @@ func planLayer3(cfg Config, from *types100.Result) (l layer3, err error) {
 	for i := 0; cfg.Gateway && i < len(l.Addresses); i++ {
 		p, ip := l.Addresses[i], l.IPs[i]
 		given, _ := netip.AddrFromSlice(ip.Gateway)
-		gw, err := ownGateway(p, given)
+		gw, err := GatewayOf(p, given)
 		if err != nil {
 			return layer3{}, err
 		}
@@ -51,8 +51,8 @@ func planLayer3(cfg Config, from *types100.Result) (l layer3, err error) {
 	return l, l.AddRoutes()
 }
 
-// ownGateway returns the gateway address that the bridge gets for a pod's address.
-func ownGateway(p netip.Prefix, gw netip.Addr) (netip.Addr, error) {
+// GatewayOf returns the gateway address that the bridge gets for a pod's address.
+func GatewayOf(p netip.Prefix, gw netip.Addr) (netip.Addr, error) {
 	if !gw.IsValid() {
 		if p.Addr().BitLen()-p.Bits() < 2 { // RFC 3021, RFC 6164: no address is reserved
 			return gw, plugin.WithHint(plugin.Errorf(plugin.CodeConfig,

@@ -3,6 +3,8 @@
 package bridge
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -32,11 +34,10 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	}
 	v := VLANs{ID: uint16(raw.Vlan), KeepDefault: raw.PreserveDefaultVlan}
 	entry := map[int]int{} // entry of each VLAN ID
+	var errs error
 	for i, t := range raw.VlanTrunk {
 		ranges, err := t.ranges(i)
-		if err != nil {
-			return err
-		}
+		errs = errors.Join(errs, plugin.WithKey(fmt.Sprintf("vlanTrunk[%d]", i), err))
 		for _, r := range ranges {
 			for id := r[0]; id <= r[1]; id++ {
 				if other, twice := entry[id]; twice {
@@ -46,6 +47,9 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 				v.Trunk = append(v.Trunk, uint16(id))
 			}
 		}
+	}
+	if errs != nil {
+		return errs
 	}
 	if at, both := entry[raw.Vlan]; both {
 		return plugin.KeyErrorf("vlan", "vlan %d is in vlanTrunk[%d] as well: a pod gets a VLAN either without tags or with",
@@ -67,11 +71,11 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
-			return nil, plugin.KeyErrorf("vlanTrunk", "vlanTrunk[%d] %d: want 1-4094", at, *id)
+			return nil, plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d] %d: want 1-4094", at, *id)
 		}
 	}
 	if (t.MinID == nil) != (t.MaxID == nil) || t.MinID != nil && *t.MinID > *t.MaxID || t.ID == nil && t.MinID == nil {
-		return nil, plugin.KeyErrorf("vlanTrunk", "vlanTrunk[%d]: want id, or minID and maxID with minID <= maxID", at)
+		return nil, plugin.Errorf(plugin.CodeConfig, "vlanTrunk[%d]: want id, or minID and maxID with minID <= maxID", at)
 	}
 	if t.ID != nil {
 		out = append(out, [2]int{*t.ID, *t.ID})

@@ -10,7 +10,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/podlace/podlace/pkg/cli/validate"
+	"github.com/podlace/podlace/pkg/cli/yamlfile"
 	"github.com/podlace/podlace/pkg/strict"
 )
 
@@ -169,7 +169,7 @@ func (c *checker) readManifests(stdin io.Reader, name string) (all []manifest, e
 
 // parseManifests returns all objects in a YAML or JSON text, with the items of lists. A repeated key is a problem, as for an API server.
 func (c *checker) parseManifests(file string, data []byte) (all []manifest) {
-	documents, err := validate.Documents(file, data)
+	documents, err := yamlfile.Read(file, data)
 	for _, d := range documents {
 		for _, object := range append(d.Get("items").Items(), d) {
 			all = append(all, manifest{root: object})

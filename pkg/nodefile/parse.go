@@ -22,23 +22,24 @@ func Parse(data []byte) (node Node, err error) {
 	if json.Unmarshal(data, &raw) != nil || len(raw.PodCIDRs) == 0 {
 		return Node{}, plugin.KeyErrorf("podCIDRs", `want {"podCIDRs": ["10.58.1.0/24", "fd00:58:1::/64"]}, with at least one CIDR`)
 	}
-	if node.PodCIDRs, err = parseCIDRs("podCIDRs", raw.PodCIDRs); err != nil {
-		return Node{}, err
-	}
 	var cluster []string
 	if len(raw.ClusterCIDRs) > 0 && json.Unmarshal(raw.ClusterCIDRs, &cluster) != nil {
-		return Node{}, plugin.KeyErrorf("clusterCIDRs", `clusterCIDRs: want a list such as ["10.58.0.0/16"]`)
+		err = plugin.KeyErrorf("clusterCIDRs", `clusterCIDRs: want a list such as ["10.58.0.0/16"]`)
 	}
-	if node.ClusterCIDRs, err = parseCIDRs("clusterCIDRs", cluster); err != nil {
-		return Node{}, err
-	}
+	var e [2]error
+	node.PodCIDRs, e[0] = parseCIDRs("podCIDRs", raw.PodCIDRs)
+	node.ClusterCIDRs, e[1] = parseCIDRs("clusterCIDRs", cluster)
+	err = errors.Join(e[0], err, e[1])
 	for _, c := range node.ClusterCIDRs {
 		if c != c.Masked() || c.Addr().Is4In6() {
-			return Node{}, plugin.KeyErrorf("clusterCIDRs", "clusterCIDRs: %s: want a subnet such as 10.58.0.0/16", c)
+			err = errors.Join(err, plugin.KeyErrorf("clusterCIDRs", "clusterCIDRs: %s: want a subnet such as 10.58.0.0/16", c))
 		}
 	}
 	if len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &node.MTU) != nil || node.MTU != 0 && (node.MTU < minMTU || node.MTU > maxMTU) {
-		return Node{}, plugin.KeyErrorf("mtu", "mtu %.100s: want a number of bytes, %d to %d", raw.MTU, minMTU, maxMTU)
+		err = errors.Join(err, plugin.KeyErrorf("mtu", "mtu %.100s: want a number of bytes, %d to %d", raw.MTU, minMTU, maxMTU))
+	}
+	if err != nil {
+		return Node{}, err
 	}
 	return node, nil
 }

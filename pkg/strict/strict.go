@@ -202,6 +202,9 @@ func (r *Report) ParseJSON(data []byte) (Value, bool) {
 	var raw json.RawMessage
 	if err := json.Unmarshal(data, &raw); err != nil {
 		text, end := "the text ends here: a }, a ] or a quote is missing", len(data)
+		if len(bytes.TrimSpace(data)) == 0 {
+			text = "the text is empty: want JSON"
+		}
 		var wrong *json.SyntaxError
 		if errors.As(err, &wrong) && wrong.Error() != "unexpected end of JSON input" {
 			text = "no JSON: " + wrong.Error()

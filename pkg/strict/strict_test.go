@@ -60,7 +60,8 @@ func TestSyntax(t *testing.T) {
 	const advice = "; put commas between keys but not after the last, and quotes around keys and strings"
 	const ends = "the text ends here: a }, a ] or a quote is missing"
 	for text, want := range map[string]string{
-		"":                   "f:1:1: " + ends,
+		"":                   "f:1:1: the text is empty: want JSON",
+		"\n ":                "f:2:2: the text is empty: want JSON",
 		"{\n\"a\": 1":        "f:2:7: " + ends,
 		"{\n\n":              "f:3:1: " + ends,
 		"{\"é\": 1,\n}":      "f:2:1: no JSON: invalid character '}' looking for beginning of object key string" + advice,

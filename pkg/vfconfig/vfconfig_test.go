@@ -139,7 +139,7 @@ func TestDecode(t *testing.T) {
 		"vlanProto, vlanQoS"
 	const end = ": the text ends here: a }, a ] or a quote is missing"
 	for _, test := range []struct{ data, want string }{
-		{"", end},
+		{"", ": the text is empty: want JSON"},
 		{"null", ": null: want an object"},
 		{"[]", ": a list: want an object"},
 		{"{", end},

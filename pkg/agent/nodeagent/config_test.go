@@ -75,7 +75,7 @@ func TestConfigRefused(t *testing.T) {
 		`{"apiServer": "192.0.2.1"}`:                         `c:1: apiServer: "192.0.2.1": want a URL`,
 		"{\"a%s\": 1}":                                       "c:1: a%s: unknown key; known keys: addressCIDRs, adopt",
 		"{\n\"mtu\": 1400":                                   "c:2: the text ends here: a }, a ] or a quote is missing",
-		"":                                                   "c:1: the text ends here",
+		"":                                                   "c:1: the text is empty",
 		"[]":                                                 "c:1: a list: want an object",
 		"{}\n{}":                                             "c:2: no JSON: invalid character '{' after top-level value",
 		`{"` + strings.Repeat("x", 1000) + `": 1}`:           "c:1: \"" + strings.Repeat("x", 40) + "\": unknown",
@@ -109,7 +109,7 @@ func TestConflistBeside(t *testing.T) {
 	if _, err := readConfig(file); err == nil || !strings.Contains(err.Error(), conflistName) || !strings.Contains(err.Error(), "confDir") {
 		t.Errorf("no conflist: %v", err)
 	}
-	for bad, says := range map[string]string{"": ":1:1: the text ends here", "{\n\n": ":3:1: the text ends here",
+	for bad, says := range map[string]string{"": ":1:1: the text is empty", "{\n\n": ":3:1: the text ends here",
 		"{}":                           ":1:1: want a CNI configuration",
 		"[]":                           ":1:1: want a CNI",
 		`{"name": "x", "plugins": []}`: ":1:1: want a CNI", `{"name": "x", "plugins": [{"typ": "bridge"}]}`: ":1:1: want a CNI",

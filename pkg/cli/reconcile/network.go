@@ -11,10 +11,12 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // gcVersion is the oldest cniVersion in which GC exists. Podlace's plugins support GC even if the conflist has an older version.
@@ -94,22 +96,22 @@ func readNetwork(path string) (n Network, err error) {
 	return n, nil
 }
 
-// Load loads the content of a configuration file as runtimes do. A .conf or .json is one plugin. Any other file is a list, which continues
-// in the files of InFolder.
+// Load loads the content of a configuration file as runtimes do. A .conf or .json is one plugin. Any other file is a list, to which a
+// .conflist adds the files in the folder of the network's name.
 func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) {
 	if slices.Contains([]string{".conf", ".json"}, filepath.Ext(path)) {
 		one, err := libcni.NetworkPluginConfFromBytes(data)
 		if err != nil {
 			return nil, err
 		}
-		list, err = libcni.ConfListFromConf(one)
-		if err != nil {
-			return nil, err
-		}
+		list = &libcni.NetworkConfigList{Name: one.Network.Name, CNIVersion: one.Network.CNIVersion, Plugins: []*libcni.PluginConfig{one}, Bytes: data}
 	} else if list, err = libcni.NetworkConfFromBytes(data); err != nil {
 		return nil, err
 	}
-	files, err := InFolder(path, list)
+	var files []string
+	if filepath.Ext(path) == ".conflist" && !list.LoadOnlyInlinedPlugins {
+		files, err = libcni.ConfFiles(filepath.Join(filepath.Dir(path), list.Name), []string{".conf"})
+	}
 	for _, file := range files {
 		data, err := store.ReadFile(file)
 		if err != nil {
@@ -126,7 +128,8 @@ func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) 
 	}
 	for i, p := range list.Plugins {
 		if p.Network.Type != filepath.Base(p.Network.Type) {
-			return nil, fmt.Errorf("plugins[%d]: type %q: want the name of a file in the runtime's folder of plugins", i, p.Network.Type)
+			return nil, plugin.KeyErrorf(fmt.Sprintf("plugins[%d].type", i), "type %q: want the name of a file in the runtime's folder of plugins",
+				p.Network.Type)
 		}
 	}
 	if list.Name == "" || len(list.Plugins) == 0 {
@@ -135,12 +138,17 @@ func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) 
 	return list, nil
 }
 
-// InFolder returns the files of the further plugins of a .conflist: they stand in the folder that has the network's name.
-func InFolder(path string, list *libcni.NetworkConfigList) ([]string, error) {
-	if filepath.Ext(path) != ".conflist" || list.LoadOnlyInlinedPlugins {
-		return nil, nil
+// RefusedKeys returns a problem for each key of a list, except its name, version and plugins, that keeps runtimes from loading it.
+func RefusedKeys(root strict.Value) (problems []strict.Problem) {
+	for _, key := range []string{"cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"} {
+		v := root.Get(key)
+		list, _ := json.Marshal(map[string]any{"name": "a", "plugins": []types.PluginConf{{Type: "a"}}, key: v})
+		if _, err := Load("", list); err != nil && v.Name != "" {
+			want := map[bool]string{true: `versions such as ["1.1.0"]`, false: "true or false"}[key == "cniVersions"]
+			problems = append(problems, strict.Problem{Place: v.Place, Text: fmt.Sprintf("%s: runtimes refuse the configuration: want %s", v, want)})
+		}
 	}
-	return libcni.ConfFiles(filepath.Join(filepath.Dir(path), list.Name), []string{".conf"})
+	return problems
 }
 
 // Plugin returns the configuration of the network's first plugin of the given kind (plugin.Kind), as its own entry or as a part of

@@ -40,7 +40,7 @@ type File struct {
 }
 
 // Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O, except
-// that Files reads the file whose path is the value of the key resolvConf.
+// that Files reads the file whose path is the value of the key resolvConf, and the plugins in the folder of a network's name.
 func Files(files []File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
@@ -61,8 +61,9 @@ type checker struct {
 // The type `part` is either a whole file, or a string with JSON text in a manifest.
 type part struct {
 	file   string
-	line   int // lines of the file before the part
-	total  int // lines of the file
+	line   int    // lines of the file before the part
+	total  int    // lines of the file
+	object string // key of the object in the file, with a dot
 	key    string
 	nad    string // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
 	data   []byte
@@ -72,15 +73,15 @@ type part struct {
 
 // The method add() adds a problem. The argument `at` is the position of the problem within the part.
 func (c *checker) add(t part, at strict.Place, code plugin.FindingCode, isError bool, format string, args ...any) {
-	if t.key != "" {
-		at.Key = strings.TrimSuffix(t.key+": "+at.Key, ": ")
-	}
-	c.problems = append(c.problems, Problem{t.inFile(at), code, isError, fmt.Sprintf(format, args...)})
+	c.problems = append(c.problems, Problem{t.place(at), code, isError, fmt.Sprintf(format, args...)})
 }
 
-// inFile converts a position within the part to a position in the file. If the exact column cannot be computed, inFile returns the
-// position of the first word of the line.
-func (t part) inFile(at strict.Place) strict.Place {
+// place converts a position within the part to a position in the file. If the exact column cannot be computed, it is that of the first word
+// of the line.
+func (t part) place(at strict.Place) strict.Place {
+	if t.key != "" {
+		at.Key = strings.TrimSuffix(t.key+": "+strings.TrimPrefix(at.Key, t.object), ": ")
+	}
 	inner := lineOf(t.data, max(at.Line, 1))
 	at.File, at.Line = t.file, min(t.line+max(at.Line, 1), t.total) // YAML's errors may be after the end
 	outer := lineOf(t.source, at.Line)
@@ -94,11 +95,8 @@ func (t part) inFile(at strict.Place) strict.Place {
 
 // lineOf returns the text of the line with the given number. The first line has the number 1.
 func lineOf(text []byte, line int) []byte {
-	for ; line > 1; line-- {
-		_, text, _ = bytes.Cut(text, []byte("\n"))
-	}
-	first, _, _ := bytes.Cut(text, []byte("\n"))
-	return first
+	lines := bytes.SplitN(text, []byte("\n"), line+1)
+	return lines[min(line, len(lines))-1]
 }
 
 func (c *checker) file(f File) {
@@ -135,6 +133,9 @@ func (c *checker) json(t part) {
 		c.network(t)
 	case has("podCIDRs"):
 		c.nodeFile(t)
+	case has("offLink", "routes", "vxlan", "clusterCIDRs", "binDir", "confDir"):
+		c.add(t, strict.Place{}, unknownFile, false, "'podlace validate' does not check the configuration of podlace-node: the agent reports its "+
+			"mistakes and keeps the previous one")
 	default:
 		c.add(t, strict.Place{}, unknownFile, true, "the object is no network configuration (plugins or type), no configuration of sriov-device-plugin (resourceList), "+
 			"no node.json (podCIDRs) and no object of Kubernetes (apiVersion and kind)")
@@ -179,7 +180,8 @@ func (c *checker) sameSelectors(t part) {
 
 // The method nodeFile() checks node.json, the file with which plugins get data about the node.
 func (c *checker) nodeFile(t part) {
-	if _, err := nodefile.Parse(t.data); err != nil {
+	_, err := nodefile.Parse(t.data)
+	for _, err := range joined(err) {
 		c.add(t, t.root.At(plugin.KeyOf(err)), nodeFile, true, "%v", err)
 	}
 	for _, f := range append(duplicateKeys(t.data), plugin.UnknownKeys(t.data, "", nodefile.Node{})...) {

@@ -76,7 +76,7 @@ func TestNetworkFiles(t *testing.T) {
 			[]string{`f:1:2: cniVersion: error: bandwidth: cniVersion "0.2.0" is not supported; supported are 0.3.0`}},
 		"misspelt podlace-pod": {strings.Replace(bridgeNet, `"type": "bridge"`, `"type": "podlace-prod"`, 1),
 			[]string{`f:5:6: plugins[0].type: warning: "podlace-prod" is no plugin of Podlace: did you mean podlace-pod?`}},
-		"no plugin": {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1:38: plugins: error: there is no plugin"}},
+		"no plugin": {`{"cniVersion": "1.0.0", "name": "a", "plugins": []}`, []string{"f:1:38: plugins: error: runtimes refuse the configuration: error parsing configuration list: no plugins in list"}},
 		"misspelt type": {strings.NewReplacer(`"type": "bridge"`, `"type": "brigde"`, "host-local", "host-locl").Replace(bridgeNet),
 			[]string{`f:5:6: plugins[0].type: warning: "brigde" is no plugin of Podlace: did you mean bridge? [misspelt-plugin]`,
 				`f:6:16: plugins[0].ipam.type: warning: "host-locl" is no plugin of Podlace: did you mean host-local?`}},
@@ -93,13 +93,13 @@ func TestNetworkFiles(t *testing.T) {
 			[]string{`f:5:42: plugins[0].logLevel: error: logLevel "loud": want debug`}},
 		"log file": {strings.Replace(bridgeNet, `"cni0"`, `"cni0", "logFile": "x.log"`, 1),
 			[]string{`f:5:42: plugins[0].logFile: error: logFile "x.log": want an absolute path, or journal`}},
-		"backend":    {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"portmap","backend":"pf","capabilities":{"portMappings":true}}]}`, []string{`f:1:63: plugins[0].backend: error: backend "pf"`}},
-		"one plugin": {`{"cniVersion":"1.0.0","name":"a","type":"bandwidth","ingressRate":"x","ingressBurst":1}`, []string{"f:1:53: ingressRate: error: "}},
-		"podCIDR":    {strings.Replace(bridgeNet, "10.7.0.0/16", "usePodCidr", 1), nil},
+		"backend": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"x"},{"type":"portmap","backend":"pf","capabilities":{"portMappings":true}}]}`, []string{`f:1:76: plugins[1].backend: error: backend "pf"`}},
+		"one plugin": {`{"cniVersion":"1.0.0","name":"a","type":"bandwidth","ingressRate":"x","ingressBurst":1}`, []string{
+			"f:1:1: error: bandwidth is a chained plugin: name it after a main plugin, such as bridge [7]", "f:1:53: ingressRate: error: "}},
+		"podCIDR": {strings.Replace(bridgeNet, "10.7.0.0/16", "usePodCidr", 1), nil},
 		"sriov": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"sriov","ifName":"x"}]}`,
 			[]string{"f:1:45: plugins[0].resources: error: resources: want the resources whose VFs a pod gets, or deviceID [7]", "f:1:61: plugins[0].ifName"}},
 		"node.json": {`{"podCIDRs": ["10.0.0.0/24"]}`, nil},
-		"bad node":  {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"]}", []string{"f:2:1: podCIDRs: error: podCIDRs"}},
 		"pool":      {`{"resourceList": [{"resourceName": "a b"}]}`, []string{`f:1:20: resourceList[0].resourceName: error: "a b": want letters`}},
 		"same devices": {`{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["p"]}}, {"resourceName": "b", "selectors": {"pfNames": ["p"]}}]}`,
 			[]string{"f:1:75: resourceList[1]: warning: resource b gets no device: resource a (resourceList[0]) has the same selectors [device-pool-effect]"}},
@@ -107,13 +107,45 @@ func TestNetworkFiles(t *testing.T) {
 			[]string{"f:1:19: resourceList[0]: warning: resource example.com/a: only for hosts x", "f:1:58: resourceList[1]: warning: resource example.com/b: only for"}},
 		"pool's note": {`{"resourceList": []}`, []string{"f:1:2: resourceList: warning: no resource is configured: no device is offered"}},
 	} {
-		got := lines(File{"f", []byte(c.data)})
-		if len(got) > len(c.want) && len(c.want) > 0 {
-			got = got[:len(c.want)+1]
-		}
-		if !prefixes(got, c.want) {
-			t.Errorf("%s: got %q, want %q", name, got, c.want)
-		}
+		checkLines(t, name, c.data, c.want)
+	}
+}
+
+func checkLines(t *testing.T, name, data string, want []string) {
+	t.Helper()
+	got := lines(File{"f", []byte(data)})
+	if len(got) > len(want) && len(want) > 0 {
+		got = got[:len(want)+1]
+	}
+	if !prefixes(got, want) {
+		t.Errorf("%s: got %q, want %q", name, got, want)
+	}
+}
+
+// TestEveryFault checks that no fault of a file hides another, and that what runtimes or ADD refuse stands at its key.
+func TestEveryFault(t *testing.T) {
+	for name, c := range map[string]struct {
+		data string
+		want []string
+	}{
+		"type of another type": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":5}]}`, []string{"f:1:46: plugins[0].type: error: network configuration: type is a number"}},
+		"path as type":         {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"../bridge"}]}`, []string{`f:1:46: plugins[0].type: error: runtimes refuse the configuration: type "../bridge": want the name of a file`}},
+		"bad subnet alone": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","ipam":{"type":"host-local","subnet":"10.7.0.0/33"}}`,
+			[]string{`f:1:78: ipam.subnet: error: ipam subnet "10.7.0.0/33": want`}},
+		"keys of the list": {`{"cniVersions":["x"],"name":5,"disableCheck":"yes","disableGC":3,"plugins":[{"type":"x","capabilities":{"x":"true"}}]}`, []string{
+			"f:1:22: name: error: network configuration: name is a number", `f:1:1: cniVersion: warning: "": want`, `f:1:2: cniVersions: error: a list: runtimes refuse`,
+			`f:1:31: disableCheck: error: "yes": runtimes refuse the configuration: want true or false`, "f:1:52: disableGC: error: 3: runtimes refuse",
+			"f:1:89: plugins[0].capabilities"}},
+		"texts as booleans": {strings.Replace(bridgeNet, `"name"`, `"disableGC": "False", "disableCheck": "true", "name"`, 1), nil},
+		"bad node": {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"], \"clusterCIDRs\": [\"x\"], \"mtu\": 1}", []string{"f:2:1: podCIDRs: error: podCIDRs",
+			"f:2:31: clusterCIDRs: error: clusterCIDRs", "f:2:54: mtu: error: mtu 1"}},
+		"no address for the bridge": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/32"}],[{"subnet":"10.8.0.0/31","gateway":"10.8.0.0"}]]}}`,
+			[]string{"f:1:67: ipam: error: isGateway: address 10.7.0.0/32 has no gateway"}},
+		"agent": {`{"offLink": "vxlan"}`, []string{"f:1:1: warning: 'podlace validate' does not check the configuration of podlace-node"}},
+		"trunk": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","vlanTrunk":[{"id":5000},{"id":1},{}]}`, []string{
+			"f:1:63: vlanTrunk[0]: error: vlanTrunk[0] 5000: want 1-4094", "f:1:84: vlanTrunk[2]: error: vlanTrunk[2]: want id"}},
+	} {
+		checkLines(t, name, c.data, c.want)
 	}
 }
 
@@ -125,7 +157,7 @@ func TestEachFault(t *testing.T) {
 		`{"type":"portmap","capabilities":{"portMappings":true},"backend":"x","markMasqBit":99,"snat":1},` + "\n" +
 		`{"type":"bandwidth","ingressRate":"x","ingressBurst":9,"latency":"1","egressRate":1,"egressBurst":9},` + "\n" +
 		`{"type":"sriov","deviceID":"x","ifName":"y","vlan":5000,"vlanQoS":3,"mac":"z"},{"type":"tuning","mtu":"x"}]}`
-	want := []string{"f:2:57: plugins[0].ipMasq: error", "f:2:104: plugins[0].dns.search: error", "f:2:18: plugins[0].isGateway: error",
+	want := []string{"f:2:104: plugins[0].dns.search: error", "f:2:57: plugins[0].ipMasq: error", "f:2:18: plugins[0].isGateway: error",
 		"f:2:34: plugins[0].mtu: error", "f:2:42: plugins[0].bridge: error", "f:2:85: plugins[0].vlan: error",
 		"f:3:29: plugins[0].ipam.dataDir: error", "f:3:55: plugins[0].ipam.ranges[0][0].subnet: error",
 		"f:3:105: plugins[0].ipam.ranges[1][0].rangeStart: error", "f:3:149: plugins[0].ipam.routes[0]: error",
@@ -151,9 +183,10 @@ func TestClashes(t *testing.T) {
 	for name, c := range map[string]struct {
 		second, want string
 	}{
-		"one name":   {strings.Replace(bridgeNet, "10.7.", "10.8.", 1), `g:3:3: name: warning: network "a" is in f already`},
-		"one subnet": {other, `g:6:51: plugins[0].ipam.ranges[0][0].subnet: error: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f`},
-		"apart":      {strings.Replace(other, "10.7.", "10.8.", 1), ""},
+		"one name":    {strings.Replace(bridgeNet, "10.7.", "10.8.", 1), `g:3:3: name: warning: network "a" is in f already`},
+		"one subnet":  {other, `g:6:51: plugins[0].ipam.ranges[0][0].subnet: error: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f`},
+		"definitions": {"kind: NetworkAttachmentDefinition\nmetadata: {name: x}\nspec: {config: '" + strings.ReplaceAll(bridgeNet, "\n", " ") + "'}", ""},
+		"apart":       {strings.Replace(other, "10.7.", "10.8.", 1), ""},
 	} {
 		got := strings.Join(lines(File{"f", []byte(bridgeNet)}, File{"g", []byte(c.second)}), "\n")
 		if c.want == "" && got != "" || !strings.HasPrefix(got, c.want) || strings.Contains(got, "\n") {
@@ -176,8 +209,8 @@ func TestManifests(t *testing.T) {
 		"f:15:7: Pod web: spec.containers[0].ports[1].hostPort: error: port 8080/TCP is taken in line 13 already [host-port-taken]",
 		"f:25:7: NetworkAttachmentDefinition net: spec.config: isGatway: warning: unknown key is ignored",
 		`f:27:22: NetworkAttachmentDefinition net: spec.config: ipam.ranges[0][0].subnet: error: ipam subnet "10.0.0.0/33"`,
-		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
-		"f:37:9: Deployment limits: metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
+		"f:37:9: Deployment limits: spec.template.metadata.annotations.kubernetes.io/egress-bandwidth: error: 64000 is no string",
+		"f:37:9: Deployment limits: spec.template.metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
 		"f:49:8: ConfigMap vfs: data.config.json: resourceList[0].resourceName: error: ",
 	}
 	if got := lines(File{"f", data}); !prefixes(got, want) {
@@ -195,7 +228,15 @@ func TestManifests(t *testing.T) {
 		`{"kind": "Pod", "apiVersion": "v1", "spec": {}, "kind": "Pod"}`: "f:1:49: kind: error: the object has this key twice: kubectl refuses it [duplicate-key]",
 		"kind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec: {config: '{\"cniVersion\": \"1.0.0\", \"plugins\": [{\"type\": \"bridge\", \"brige\": 1}]}'}": "f:3:72: NetworkAttachmentDefinition a: " +
 			"spec.config: plugins[0].brige: warning: unknown key",
-		"kind: Pod":           "f:1:1: Pod: spec: error: spec is missing",
+		"kind: NetworkAttachmentDefinition\nspec: {config: {type: bridge}}": "f:2:8: NetworkAttachmentDefinition: spec.config: error: an object: want a text",
+		"kind: NetworkAttachmentDefinition\nspec: {confg: ''}":              "f:2:8: NetworkAttachmentDefinition: spec.confg: warning: unknown key; did you",
+		"kind: NetworkAttachmentDefinition\nspec: x":                        "f:2:1: NetworkAttachmentDefinition: spec: error: \"x\": want an object",
+		"kind: ConfigMap\ndata: {node.json: '{\"podCIDRs\": [\"x\"]}'}":     "f:2:21: ConfigMap: data.node.json: podCIDRs: error",
+		"kind: Pod": "f:1:1: Pod: spec: error: spec is missing",
+		"kind: List\nitems:\n- kind: Deployment\n  spec: {tmplate: {}}": "f:4:3: Deployment: spec.template: error: spec.template is missing",
+		"kind: Deployment\nmetadata: {annotations: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {template: {spec: {}}}": "f:2:26: Deployment: " +
+			"metadata.annotations.kubernetes.io/ingress-bandwidth: warning: no program reads this annotation here: write it below spec.template",
+		"kind: Pod\nspec: {containers: [{ports: [{hostport: 80}]}]}": "f:2:31: Pod: spec.containers[0].ports[0].hostport: error: unknown key; did you mean hostPort?",
 		"just a text\n":       "f:1:1: warning: there is nothing here",
 		"a: 1\n\nb: {\n\n]\n": "f:4:1: error: yaml: did not find expected node content",
 		"a:\n  b: [1,\n  2]\n  c: {\n  d: 1}\nb:\n  c: 1\n d: 2\ne: 3\n": "f:8:1: error: yaml: did not find expected key",
@@ -285,7 +326,7 @@ func TestAliases(t *testing.T) {
 		t.Errorf("merged: %q", got)
 	}
 	got := strings.Join(lines(File{"f", []byte(pod)}), "\n")
-	for _, want := range []string{"20m: want 1k to 100G", "70000: want 1 to 65535"} {
+	for _, want := range []string{"20m: want 1k to 100G", "70000: want a number, 1 to 65535"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q lacks %q", got, want)
 		}

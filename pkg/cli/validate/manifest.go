@@ -13,13 +13,14 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
+	"github.com/podlace/podlace/pkg/cli/yamlfile"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
 )
 
 // The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.
 func (c *checker) manifests(t part) {
-	documents, err := Documents(t.file, t.data)
+	documents, err := yamlfile.Read(t.file, t.data)
 	known := 0
 	c.claims = false
 	for _, d := range documents {
@@ -42,12 +43,6 @@ func (c *checker) manifests(t part) {
 	}
 }
 
-// placed returns the position of a value with a key that is relative to the object.
-func placed(v strict.Value, key string) strict.Place {
-	v.Key = key
-	return v.Place
-}
-
 // PodTemplates contains each kind of object with a pod template, and the path to this pod template.
 func PodTemplates() map[string][]string {
 	template := []string{"spec", "template"}
@@ -64,17 +59,15 @@ func (c *checker) object(t part, o strict.Value) (known int) {
 		}
 		return known
 	}
-	t.key = strings.TrimSpace(kind + " " + o.Get("metadata", "name").Text())
+	t.object, t.key = o.Key+".", strings.TrimSpace(kind+" "+o.Get("metadata", "name").Text())
 	if path, ok := PodTemplates()[kind]; ok {
-		c.pod(t, o, o.Get(path...))
+		c.pod(t, o, path)
 		return 1
 	}
 	switch kind {
 	case "NetworkAttachmentDefinition":
-		if config := o.Get("spec", "config"); config.Data != nil {
-			t.nad = cmp.Or(o.Get("metadata", "name").Text(), "name")
-			c.json(t.inside(config, "spec.config"))
-		}
+		t.nad = cmp.Or(o.Get("metadata", "name").Text(), "name")
+		c.definition(t, o.Get("spec"))
 		return 1
 	case "ConfigMap":
 		return c.configMap(t, o)
@@ -84,11 +77,29 @@ func (c *checker) object(t part, o strict.Value) (known int) {
 	return 0
 }
 
+// definition checks the specification of a NetworkAttachmentDefinition. Without a configuration, Multus looks for a file on the node.
+func (c *checker) definition(t part, spec strict.Value) {
+	keys, ok := spec.Data.(strict.Object)
+	if spec.Data != nil && !ok {
+		c.add(t, spec.Place, wrongType, true, "%s: want an object", spec)
+	}
+	for _, key := range keys {
+		switch _, isText := key.Data.(string); {
+		case key.Name != "config":
+			c.add(t, key.Place, plugin.UnknownKey, false, "unknown key; did you mean config?")
+		case isText:
+			c.json(t.inside(key, "spec.config"))
+		default:
+			c.add(t, key.Place, wrongType, true, "%s: want a text with a network configuration", key)
+		}
+	}
+}
+
 // configMap checks those values of a ConfigMap that are JSON configurations.
 func (c *checker) configMap(t part, o strict.Value) (known int) {
 	data, _ := o.Get("data").Data.(strict.Object)
 	for _, value := range data {
-		if strings.HasSuffix(value.Name, ".conflist") || strings.Contains(value.Text(), `"resourceList"`) {
+		if strings.HasSuffix(value.Name, ".conflist") || value.Name == "node.json" || strings.Contains(value.Text(), `"resourceList"`) {
 			c.json(t.inside(value, "data."+value.Name))
 			known++
 		}
@@ -111,8 +122,9 @@ func (t part) inside(value strict.Value, key string) part {
 	return inner
 }
 
-// The method pod() checks the parts of a pod that the plugins get: bandwidth limits and hostPorts.
-func (c *checker) pod(t part, object, pod strict.Value) {
+// The method pod() checks the parts of a pod, or of the pod template at a path, that the plugins get: bandwidth limits and hostPorts.
+func (c *checker) pod(t part, object strict.Value, path []string) {
+	pod := object.Get(path...)
 	spec := pod.Get("spec")
 	annotations, _ := pod.Get("metadata", "annotations").Data.(strict.Object)
 	for _, a := range annotations {
@@ -120,12 +132,18 @@ func (c *checker) pod(t part, object, pod strict.Value) {
 	}
 	for _, key := range limitKeys {
 		if label := pod.Get("metadata", "labels", key); label.Data != nil {
-			c.add(t, placed(label, "metadata.labels."+key), unknownAnnotation, false, "no program reads this label: write it as an annotation")
+			c.add(t, label.Place, unknownAnnotation, false, "no program reads this label: write it as an annotation")
+		}
+		if outer := object.Get("metadata", "annotations", key); outer.Data != nil && len(path) > 0 {
+			c.add(t, outer.Place, unknownAnnotation, false, "no program reads this annotation here: write it below %s", strings.Join(path, "."))
 		}
 	}
-	if spec.Data == nil {
-		c.add(t, placed(object, "spec"), noSpec, true, "spec is missing")
-		return
+	path = append(slices.Clone(path), "spec")
+	for i := range path {
+		if key := strings.Join(path[:i+1], "."); object.Get(path[:i+1]...).Data == nil {
+			c.add(t, object.At(strings.TrimPrefix(object.Key+"."+key, ".")), noSpec, true, "%s is missing", key)
+			return
+		}
 	}
 	c.hostPorts(t, spec)
 }
@@ -134,26 +152,25 @@ func (c *checker) pod(t part, object, pod strict.Value) {
 var limitKeys = []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
 
 func (c *checker) annotation(t part, a strict.Value, hostNetwork bool) {
-	at := placed(a, "metadata.annotations."+a.Name)
 	if !slices.Contains(limitKeys, a.Name) {
 		prefix, _, _ := strings.Cut(a.Name, "/")
 		if near := strict.Nearest(a.Name, limitKeys); near != "" && prefix != "k8s.v1.cni.cncf.io" {
-			c.add(t, at, unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
+			c.add(t, a.Place, unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
 		}
 		return
 	}
 	if _, ok := a.Data.(string); !ok {
-		c.add(t, at, wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", a.Text())
+		c.add(t, a.Place, wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", a.Text())
 	}
 	if _, err := bandwidth.ParseRate(a.Text()); err != nil || a.Text() == "none" {
 		hint := "" // users of tc(8) may expect that m means mega
 		if number, ok := strings.CutSuffix(a.Text(), "m"); ok {
 			hint = fmt.Sprintf("; m means a thousandth: did you mean %sM?", number)
 		}
-		c.add(t, at, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", cmp.Or(a.Text(), `""`), hint)
+		c.add(t, a.Place, limitRate, true, "%s: want 1k to 100G bits per second, such as 20M%s", cmp.Or(a.Text(), `""`), hint)
 	}
 	if hostNetwork {
-		c.add(t, at, limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
+		c.add(t, a.Place, limitHostNetwork, false, "the pod has hostNetwork: there is no interface to limit")
 	}
 }
 
@@ -161,12 +178,11 @@ func (c *checker) annotation(t part, a strict.Value, hostNetwork bool) {
 func (c *checker) hostPorts(t part, spec strict.Value) {
 	seen := map[string]int{}
 	for _, list := range []string{"initContainers", "containers"} {
-		for i, container := range spec.Get(list).Items() {
-			for j, port := range container.Get("ports").Items() {
-				key := fmt.Sprintf("spec.%s[%d].ports[%d].hostPort", list, i, j)
-				id := c.hostPort(t, port, key)
+		for _, container := range spec.Get(list).Items() {
+			for _, port := range container.Get("ports").Items() {
+				id := c.hostPort(t, port)
 				if line, twice := seen[id]; twice && id != "" && list == "containers" {
-					c.add(t, placed(port.Get("hostPort"), key), hostPortTaken, true, "port %s is taken in line %d already", id, line)
+					c.add(t, port.Get("hostPort").Place, hostPortTaken, true, "port %s is taken in line %d already", id, line)
 				}
 				seen[id] = port.Get("hostPort").Line
 			}
@@ -174,16 +190,25 @@ func (c *checker) hostPorts(t part, spec strict.Value) {
 	}
 }
 
+// portKeys contains the keys of a container port.
+var portKeys = []string{"name", "hostPort", "containerPort", "protocol", "hostIP"}
+
 // hostPort returns the port of the node that a container port uses. hostPort returns "" if the container port has no hostPort.
-func (c *checker) hostPort(t part, port strict.Value, key string) string {
-	host := port.Get("hostPort").Text()
+func (c *checker) hostPort(t part, port strict.Value) string {
+	keys, _ := port.Data.(strict.Object)
+	for _, key := range keys {
+		if key.Name != "hostPort" && strict.Nearest(key.Name, portKeys) == "hostPort" {
+			c.add(t, key.Place, plugin.UnknownKey, true, "unknown key; did you mean hostPort?")
+		}
+	}
+	value := port.Get("hostPort")
+	host := value.Text()
 	if host == "" || host == "0" {
 		return ""
 	}
-	if _, ok := port.Get("hostPort").Data.(json.Number); !ok {
-		c.add(t, placed(port.Get("hostPort"), key), wrongType, true, "%s: want a number: the API server refuses the pod", port.Get("hostPort"))
-	} else if n, err := strconv.Atoi(host); err != nil || n < 1 || n > 65535 {
-		c.add(t, placed(port.Get("hostPort"), key), hostPort, true, "%s: want 1 to 65535", host)
+	n, err := strconv.Atoi(host)
+	if _, ok := value.Data.(json.Number); !ok || err != nil || n < 1 || n > 65535 {
+		c.add(t, value.Place, hostPort, true, "%s: want a number, 1 to 65535", value)
 	}
 	id := host + "/" + cmp.Or(port.Get("protocol").Text(), "TCP")
 	if ip := port.Get("hostIP").Text(); ip != "" {

@@ -5,20 +5,23 @@ package validate
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -81,61 +84,71 @@ func (c *checker) network(t part) {
 		Type       string            `json:"type"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	if err := plugin.Decode(t.data, &list); err != nil {
-		c.add(t, t.root.At(plugin.KeyOf(err)), codeOf(err), true, "%v", err)
-		return
+	data, path, n, before := t.data, t.file, network{part: t}, len(c.problems)
+	c.refused(&n, "", plugin.Part{Config: data}, func(r *plugin.Request) error { return plugin.Decode(r.Config, &list) })
+	if t.key != "" || !slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(path)) {
+		path = map[bool]string{true: ".conf"}[list.Type != ""]
 	}
-	data, before := t.data, len(c.problems)
 	if t.nad != "" && list.Name == "" {
 		list.Name, data = t.nad, ipam.WithKey(data, "name", json.RawMessage(strconv.Quote(t.nad)))
 	}
-	if err := utils.ValidateNetworkName(list.Name); err != nil {
+	if err := utils.ValidateNetworkName(list.Name); err != nil && (list.Name != "" || t.root.Get("name").Text() == "") {
 		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'",
 			strings.TrimSuffix(err.Msg, ":"))
+	}
+	loaded, refusal := reconcile.Load(path, data)
+	if refusal == nil && list.Type == "" {
+		list.CNIVersion = loaded.CNIVersion
+		for _, p := range loaded.Plugins[len(list.Plugins):] {
+			list.Plugins = append(list.Plugins, p.Bytes) // from the network's folder
+		}
 	}
 	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
 		c.add(t, t.root.At("cniVersion"), cniVersion, list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
 			strings.Join(version.All.SupportedVersions(), ", "))
 	}
-	if list.Type == "" && len(list.Plugins) == 0 {
-		c.add(t, t.root.At("plugins"), noPlugin, true, "there is no plugin")
-	}
 	for _, f := range Config(t.data, c.node) {
 		c.add(t, t.root.At(f.Key), f.Code, false, "%s", f.Text)
 	}
-	n := network{part: t, name: list.Name, version: list.CNIVersion}
+	n.name, n.version = list.Name, list.CNIVersion
 	if list.Type != "" {
 		c.entry(&n, "", t.data)
+	} else {
+		for _, v := range reconcile.RefusedKeys(t.root) {
+			c.add(t, v.Place, wrongType, true, "%s", v.Text)
+		}
 	}
 	for i, config := range list.Plugins {
 		c.entry(&n, fmt.Sprintf("plugins[%d]", i), config)
 	}
 	c.networks = append(c.networks, n)
-	if slices.ContainsFunc(c.problems[before:], func(p Problem) bool { return p.Error }) || len(list.Plugins) == 0 {
-		return
-	}
-	if _, err := libcni.NetworkConfFromBytes(data); err != nil {
-		err = plugin.Errorf(plugin.CodeDecode, "runtimes refuse the configuration: %w", err)
-		c.add(t, t.root.At("plugins"), codeOf(err), true, "%v", err)
+	if refusal != nil && !slices.ContainsFunc(c.problems[before:], func(p Problem) bool { return p.Error }) {
+		c.add(t, t.root.At(cmp.Or(plugin.KeyOf(refusal), "plugins")), wrongType, true, "runtimes refuse the configuration: %v", refusal)
 	}
 }
 
 // The method entry() checks each plugin of an entry of a conflist as its ADD would.
 func (c *checker) entry(n *network, path string, config []byte) {
-	kind := plugin.Kind(ipam.Type(config))
+	name, before := ipam.Type(config), len(c.problems)
+	kind := plugin.Kind(name)
+	c.refused(n, path, plugin.Part{Config: config}, func(r *plugin.Request) (err error) {
+		if slices.Contains(plugin.Kinds(), kind) {
+			err = plugin.CheckLogging(r.Config)
+		}
+		if kind == plugin.PodType {
+			_, split := plugin.Split(r.Config)
+			err = errors.Join(err, split)
+		}
+		return errors.Join(plugin.Decode(r.Config, &types.PluginConf{}), err)
+	})
 	if kind == "" {
-		c.add(n.part, n.root.At(path), noPlugin, true, "type is missing")
+		if len(c.problems) == before {
+			c.add(n.part, n.root.At(path), noPlugin, true, "type is missing")
+		}
 		return
 	}
-	c.misspelt(n, path+".type", ipam.Type(config))
-	c.misspelt(n, path+".ipam.type", ipam.Type(ipam.Object(config)))
-	if slices.Contains(plugin.Kinds(), kind) {
-		c.refused(n, path, plugin.Part{Config: config}, func(r *plugin.Request) error { return plugin.CheckLogging(r.Config) })
-		if kind == plugin.PodType {
-			split := func(r *plugin.Request) ([]plugin.Part, error) { return plugin.Split(r.Config) }
-			c.refused(n, path, plugin.Part{Config: config}, errorOf(split))
-		}
-	}
+	c.misspelt(n, strings.Trim(path+".type", "."), name)
+	c.misspelt(n, strings.Trim(path+".ipam.type", "."), ipam.Type(ipam.Object(config)))
 	for _, p := range plugin.Parts(config) {
 		if slices.Contains(n.kinds, p.Kind) && slices.Contains(plugin.Kinds(), p.Kind) {
 			c.add(n.part, n.root.At(path), pluginTwice, true, "another entry of this network runs %s already, and both would write the same record", p.Kind)
@@ -150,6 +163,9 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if p.Kind == "sriov" && n.nad != "" && json.Unmarshal(p.Config, &device) == nil && device.DeviceID == nil {
 		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`))
 	}
+	if len(n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
+		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "%s is a chained plugin: name it after a main plugin, such as bridge", p.Kind)
+	}
 	if parse := parsers()[p.Kind]; parse != nil {
 		c.refused(n, path, p, parse)
 	}
@@ -157,6 +173,13 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 		parsed, _ := hostlocal.Parse(n.request(p))
 		n.subnets = append(n.subnets, n.subnetsOf(path, p, c.node.PodCIDRs, parsed)...)
 		c.refused(n, path, p, errorOf(hostlocal.Parse))
+		if config, _ := bridge.Parse(n.request(p)); p.Kind == "bridge" && config.Gateway {
+			for _, r := range slices.Concat(parsed.Sets...) {
+				if _, err := bridge.GatewayOf(r.Subnet, r.Gateway); err != nil {
+					c.add(n.part, n.root.At(strings.Trim(path+".ipam", ".")), codeOf(err), true, "%v", err)
+				}
+			}
+		}
 	}
 	if p.Kind == "bandwidth" && slices.Contains(version.All.SupportedVersions(), n.version) {
 		if err := bandwidth.Plugin().CheckVersion("ADD", n.version); err != nil {
@@ -185,24 +208,30 @@ func (n *network) request(p plugin.Part) *plugin.Request {
 }
 
 // refused() reports the errors of a parser at the keys that they carry. It parses again without the refused values, because one error can
-// hide others. A later error that names a refused value is a consequence.
+// hide others. A later error that names a refused value, or the object around it, is a consequence.
 func (c *checker) refused(n *network, path string, p plugin.Part, parse func(*plugin.Request) error) {
-	r, said := n.request(p), map[string]bool{}
+	r, said, earlier := n.request(p), map[string]bool{}, c.problems
 	root, _ := (&strict.Report{}).ParseJSON(p.Config)
 	var refused []string // names of values
 	for before := -1; before < len(refused); r.Config, _ = json.Marshal(root) {
 		before = len(refused)
 		for _, err := range joined(parse(r)) {
 			key, text := plugin.KeyOf(err), err.Error()
-			named := func(value string) bool { return regexp.MustCompile(`\b` + value + `\b`).MatchString(text) }
-			if !said[key+text] && !slices.ContainsFunc(refused[:before], named) && !hostlocal.NoPodCIDR(err) {
-				c.add(n.part, n.root.At(strings.Trim(path+"."+p.Key(key), ".")), codeOf(err), true, "%s", text)
+			follows := func(value string) bool {
+				name := value[strings.LastIndex(value, ".")+1:]
+				return strings.HasPrefix(value, key+".") || regexp.MustCompile(`\b`+name+`\b`).MatchString(text)
+			}
+			at := n.root.At(strings.Trim(path+"."+p.Key(key), "."))
+			known := func(p Problem) bool { return p.Error && p.Place == n.place(at) }
+			if !said[key+text] && !slices.ContainsFunc(refused[:before], follows) && !slices.ContainsFunc(earlier, known) &&
+				!hostlocal.NoPodCIDR(err) {
+				c.add(n.part, at, codeOf(err), true, "%s", text)
 			}
 			said[key+text] = true
 			root.Walk(func(v *strict.Value, _ bool) {
 				plain := listIndex.ReplaceAllString(v.Key, "") // as in errors of encoding/json
 				if v.Data != nil && (strings.EqualFold(v.Key, key) || strings.EqualFold(plain, key)) {
-					v.Data, refused = nil, append(refused, plain[strings.LastIndex(plain, ".")+1:])
+					v.Data, refused = nil, append(refused, plain)
 				}
 			})
 		}
@@ -233,14 +262,17 @@ func (c *checker) misspelt(n *network, path, name string) {
 	}
 }
 
-// The method clashes() reports networks that have the same name, and networks that have the same subnet on different bridges.
+// The method clashes() reports networks that have the same name, and networks that have the same subnet on different bridges. The name of a
+// NetworkAttachmentDefinition's network does not select it.
 func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {
 			if later.name == earlier.name {
-				c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
-					later.name, earlier.file)
-				break
+				if later.nad == "" && earlier.nad == "" {
+					c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
+						later.name, earlier.file)
+				}
+				continue
 			}
 			c.clashOfSubnets(earlier, later)
 		}

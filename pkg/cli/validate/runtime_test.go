@@ -13,8 +13,9 @@ func TestRefusedByRuntimes(t *testing.T) {
 	const loopback = `{"type":"loopback"}`
 	for text, want := range map[string]string{
 		`{"cniVersion":"1.1.0","name":"a","plugins":[%s]}`:                                 "",
-		`{"cniVersion":"1.1.0","name":"a","disableCheck":"x","plugins":[%s]}`:              `invalid value "x" for disableCheck`,
+		`{"cniVersion":"1.1.0","name":"a","disableCheck":"x","plugins":[%s]}`:              `disableCheck: error: "x": runtimes refuse`,
 		`{"cniVersion":"1.1.0","name":"a","disableGC":3,"plugins":[%s]}`:                   "disableGC",
+		`{"cniVersion":"1.1.0","name":"a","type":"loopback"}` + "%.0s":                     `plugins: error: runtimes refuse the configuration: it has no name, or no list`,
 		`{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"x","capabilities":[1]},%s]}`: "capabilities",
 		"\ufeff" + `{"cniVersion":"1.1.0","name":"a","plugins":[%s]}`:                      "byte order mark",
 		`cniVersion: 1.1.0 # %s`: "no JSON",

@@ -44,9 +44,7 @@ func Config(data []byte, node Node) []plugin.Finding {
 		Type    string            `json:"type"`
 		Plugins []json.RawMessage `json:"plugins"`
 	}
-	if json.Unmarshal(data, &list) != nil {
-		return nil // runtimes reject it
-	}
+	_ = json.Unmarshal(data, &list) // the rest of a value of another type
 	found := duplicateKeys(data)
 	if list.Type != "" {
 		return append(found, findings(data, node)...)
@@ -111,12 +109,11 @@ func ofPlugin(p plugin.Part, node Node) (found []plugin.Finding) {
 		pods = hostlocal.Subnets(p.Config, node.PodCIDRs)
 		found = hostlocal.Findings(p.Config)
 	}
-	others := map[string]func([]byte) []plugin.Finding{"portmap": portmap.Findings, "bandwidth": bandwidth.Findings, "sriov": sriov.Findings}
-	switch of := others[p.Kind]; {
-	case p.Kind == "bridge":
-		return append(bridge.Findings(p.Config, pods, node.Subnets), found...)
-	case of != nil:
-		return append(of(p.Config), found...)
+	of := map[string]func([]byte) []plugin.Finding{"portmap": portmap.Findings, "bandwidth": bandwidth.Findings, "sriov": sriov.Findings,
+		"bridge":   func(config []byte) []plugin.Finding { return bridge.Findings(config, pods, node.Subnets) },
+		"loopback": func(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "", struct{}{}) }}[p.Kind]
+	if of == nil {
+		return append(plugin.Capabilities(p.Config, "", ""), found...)
 	}
-	return append(plugin.Capabilities(p.Config, "", ""), found...)
+	return append(of(p.Config), found...)
 }

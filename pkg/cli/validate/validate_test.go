@@ -64,6 +64,7 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 			"plugins[0].ipam.ranges[0][1].gatway", "plugins[0].ipam.routes[1].gww"}},
 		"unknown in the list": {strings.Replace(list(bridge), "disableCheck", "disableChek", 1), []string{"disableChek"}},
 		"foreign capability":  {list(bridge, `{"type":"tuning","capabilities":{"macs":true}}`), []string{"plugins[1].capabilities.macs"}},
+		"loopback":            {list(`{"type":"loopback","mtuu":1}`), []string{"plugins[0].mtuu"}},
 		"one plugin":          {`{"type":"portmap","name":"n"}`, []string{"capabilities"}},
 		"no JSON":             {`{"plugins":[`, nil},
 		"plugin of no kind":   {`{"plugins":[7,{"type":7}]}`, nil},

@@ -17,7 +17,7 @@ var long = strings.Repeat("x", 64) // one character more than the limit of names
 // line number, TestParseErrors adds the line and the key of the resource.
 var parseErrors = []struct{ config, want string }{
 	// Errors of the whole file.
-	{``, "1: the text ends here: a }, a ] or a quote is missing"},
+	{``, "1: the text is empty: want JSON"},
 	{"{\n\n]", "3: no JSON: invalid character ']' looking for beginning of object key string" + hint},
 	{"{\"resourceList\":[]}\n{", "2: no JSON: invalid character '{' after top-level value"},
 	{strings.Repeat("[", 40) + strings.Repeat("]", 40), "1: " + strings.Repeat("[0]", 32) + ": nested more than 32 levels deep"},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package validate
+// Package yamlfile reads YAML and JSON into values that know their line, column and key.
+package yamlfile
 
 import (
 	"bytes"
@@ -18,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// Documents returns the documents of a YAML or JSON text. An error is a value of strict.Problems, with the documents before the fault.
-func Documents(file string, data []byte) (documents []strict.Value, err error) {
+// Read returns the documents of a YAML or JSON text. An error is a value of strict.Problems, with the documents before the fault.
+func Read(file string, data []byte) (documents []strict.Value, err error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	r := yamlReader{file, len(data) + 1000}
 	for {
