@@ -104,7 +104,8 @@ func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) 
 		if err != nil {
 			return nil, err
 		}
-		list = &libcni.NetworkConfigList{Name: one.Network.Name, CNIVersion: one.Network.CNIVersion, Plugins: []*libcni.PluginConfig{one}, Bytes: data}
+		plugins := []*libcni.PluginConfig{one}
+		list = &libcni.NetworkConfigList{Name: one.Network.Name, CNIVersion: one.Network.CNIVersion, Plugins: plugins, Bytes: data}
 	} else if list, err = libcni.NetworkConfFromBytes(data); err != nil {
 		return nil, err
 	}
