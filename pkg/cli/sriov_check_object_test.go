@@ -55,11 +55,13 @@ func TestCheckClaimLimits(t *testing.T) {
 		{"kind", claimOf(oneVF) + "---\n" + strings.Replace(claimOf(oneVF), "ResourceClaim", "ResourceClam", 1),
 			`ResourceClam shop/c: kind: "ResourceClam": did you mean ResourceClaim?`},
 		{"one name twice", claimOf(oneVF) + "---\n" + claimOf(oneVF), "shop/c: metadata.name: another ResourceClaim has this name"},
-		{"claim of a container", claimNamed("a", "mtu: 1400") + strings.Replace(podOf("Pod", "{name: one, resourceClaimName: a}"), "containers: []",
-			"containers: [{name: x, resources: {claims: [{name: one}, {name: two}]}}], initContainers: [{name: y, resources: {claims: [{name: three}]}}]", 1),
+		{"claim of a container", claimNamed("a", "mtu: 1400") + strings.Replace(podOf("Pod", "{name: one, resourceClaimName: a}"),
+			"containers: []", "containers: [{name: x, resources: {claims: [{name: one}, {name: two}]}}], "+
+				"initContainers: [{name: y, resources: {claims: [{name: three}]}}]", 1),
 			"shop/web: spec.initContainers[0].resources.claims[0].name: the pod has no claim \"three\"\n" +
 				"podlace: m.yaml: Pod shop/web: spec.containers[0].resources.claims[1].name: the pod has no claim \"two\"\n"},
-		{"a wrong type and forbidden values", strings.Replace(claimNamed("c", `mtu: "x", trust: "on", ips: [10.0.0.1]`), "}}]", ", count: 2}}]", 1),
+		{"a wrong type and forbidden values",
+			strings.Replace(claimNamed("c", `mtu: "x", trust: "on", ips: [10.0.0.1]`), "}}]", ", count: 2}}]", 1),
 			at + `config[0].opaque.parameters.mtu: "x": want a number` + "\npodlace: " + at +
 				`config[0].opaque.parameters: trust "on": claims may not set it; they may set: vlan 100-199, mac, mtu 68-9000, ifName, ips of resource example.com/fast` +
 				"\npodlace: " + at + `requests[0].exactly: only one VF can have ips ["10.0.0.1"], but the request is for 2 VFs` + "\n"},
