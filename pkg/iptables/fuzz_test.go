@@ -21,7 +21,8 @@ func FuzzNAT(f *testing.F) {
 				t.Errorf("%q has in %q the rule %q", text, chain, rule)
 			}
 		}
-		if nat.HasChain(chain) != strings.Contains("\n"+text, "\n:"+chain+" ") && !strings.ContainsAny(chain, " \n") {
+		lists := func(prefix string) bool { return strings.Contains("\n"+strings.ReplaceAll(text, "\n", " \n")+" ", "\n"+prefix+chain+" ") }
+		if nat.HasChain(chain) != (lists(":") || lists("-A ")) && chain != "" && !strings.ContainsAny(chain, " \n") {
 			t.Errorf("%q has the chain %q: %t", text, chain, nat.HasChain(chain))
 		}
 	})
