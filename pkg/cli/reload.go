@@ -50,10 +50,23 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	defer host.Close()
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := errors.Join(bridge.RenewClusterCIDRs(log), bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log),
-		bandwidth.Restore(host, log), hostlocal.Restore(log)); err != nil {
-		return err
+	err = errors.Join(bridge.RenewClusterCIDRs(log), bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log),
+		bandwidth.Restore(host, log), hostlocal.Restore(log))
+	if err == nil {
+		err = printReloaded(stdout, stderr)
 	}
+	ports, examineErr := doctor.Examine(doctor.Options{}, "ports")
+	err = errors.Join(err, examineErr)
+	for _, f := range ports {
+		if f.Level == doctor.Error {
+			err = errors.Join(err, fmt.Errorf("%s: %s: %s", f.What, f.Consequence, f.Command))
+		}
+	}
+	return err
+}
+
+// printReloaded prints how many live attachments each plugin has, and the records that cannot be read.
+func printReloaded(stdout, stderr io.Writer) error {
 	records, err := attachment.All()
 	if err != nil {
 		return err
@@ -66,15 +79,7 @@ func reload(stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"],
 		count["bandwidth"])
-	err = printUnreadable(stderr, "")
-	ports, examineErr := doctor.Examine(doctor.Options{}, "ports")
-	err = errors.Join(err, examineErr)
-	for _, f := range ports {
-		if f.Level == doctor.Error {
-			err = errors.Join(err, fmt.Errorf("%s: %s: %s", f.What, f.Consequence, f.Command))
-		}
-	}
-	return err
+	return printUnreadable(stderr, "")
 }
 
 // printUnreadable prints the records of a network, or of all networks, that cannot be read.

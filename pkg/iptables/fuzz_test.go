@@ -21,7 +21,9 @@ func FuzzNAT(f *testing.F) {
 				t.Errorf("%q has in %q the rule %q", text, chain, rule)
 			}
 		}
-		lists := func(prefix string) bool { return strings.Contains("\n"+strings.ReplaceAll(text, "\n", " \n")+" ", "\n"+prefix+chain+" ") }
+		lists := func(prefix string) bool {
+			return strings.Contains("\n"+strings.ReplaceAll(text, "\n", " \n")+" ", "\n"+prefix+chain+" ")
+		}
 		if nat.HasChain(chain) != (lists(":") || lists("-A ")) && chain != "" && !strings.ContainsAny(chain, " \n") {
 			t.Errorf("%q has the chain %q: %t", text, chain, nat.HasChain(chain))
 		}
