@@ -147,17 +147,25 @@ func TestIGBMAC(t *testing.T) {
 // TestIGBDuplicate: the VF gets an IPv6 address that another host on the cable already has. ADD detects the duplicate address and restores
 // the VF.
 func TestIGBDuplicate(t *testing.T) {
-	l := newIGB(t, "vlan", 0, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "fd00:61::/64"}}}})
-	pf, taken := l.pf(), netip.MustParsePrefix("fd00:61::2/64")
-	must(t, l.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + pf.Name + "/disable_ipv6", Value: "0"}))
-	must(t, l.host.AddAddress(pf, taken, false))
+	of := func(subnet string) object {
+		return object{"type": "host-local", "ranges": []any{[]any{object{"subnet": subnet}}}}
+	}
+	l := newIGB(t, "vlan", 0, "ipam", of("fd00:61::/64"))
+	l.second()
+	other := l.otherPod()
+	other.add("b", "ipam", of("fd00:62::/64"))
+	var err error
+	other.inPod(func(pod *kernel.NS) {
+		err = pod.AddAddress(other.podLink("net1"), netip.MustParsePrefix("fd00:61::2/64"), false)
+	})
+	must(t, err)
 	l.first()
 	o := l.Call("ADD", "a")
 	if o.Exit != 1 || !strings.Contains(string(o.Stdout), "fd00:61::2") {
 		t.Errorf("%s", o.Stdout)
 	}
+	l.OK(other.Call("DEL", "b"))
 	l.isGolden()
-	must(t, l.host.DelAddress(pf, taken))
 	a := l.add("a")
 	l.OK(a.check())
 	l.del("a")
