@@ -21,7 +21,7 @@ run() {
   go test -trimpath -buildvcs=false -count=1 -v -timeout "$timeout" "$@" 2>&1 | tee -a "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
 }
 # go test prints packages in this order, so the long ones stand at the end.
-read -ra packages <<<"${PACKAGES:-. ./conf/... ./pkg/... ./plugins/... ./integration/...}"
+read -ra packages <<<"${PACKAGES:-./conf/... ./pkg/... ./plugins/... ./integration/...}"
 case " $* " in
 *' -run'* | *' -test.run'* | *' -skip'*) run "$@" "${packages[@]}" ;;
 *' -short'*) timeout=8m run -skip '^TestMeasured' "$@" "${packages[@]}" ;;
