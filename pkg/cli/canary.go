@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,13 +79,14 @@ func firstConflist(dir string) (file string, unusable []string, err error) {
 func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
 	folders := doctor.Folders(doctor.Options{BinDir: f.plugins})
 	f.plugins = folders.BinDir
-	var notes []string
-	var err error
+	notes, err := []string(nil), error(nil)
 	if f.conflist == "" {
-		f.conflist, notes, err = firstConflist(folders.ConfDir)
+		if f.conflist, notes, err = firstConflist(folders.ConfDir); err != nil {
+			return err
+		}
 	}
-	list, readErr := readConflist(f.conflist)
-	if err = cmp.Or(err, readErr); err != nil {
+	list, err := readConflist(f.conflist)
+	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll("/run/netns", 0o755); err != nil { // as ip-netns(8) does

@@ -112,9 +112,8 @@ func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) error {
 // nextFree takes the next free address of the set after the last assigned one.
 func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	for addr := range set.startingAfter(a.l.last(i)) {
-		if a.misses == maxMisses && a.taken == nil {
-			var err error
-			if a.taken, err = a.l.leasedNames(); err != nil {
+		if a.misses == maxMisses {
+			if err := a.list(); err != nil {
 				return addr, err
 			}
 		}
@@ -133,12 +132,19 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	return netip.Addr{}, a.exhausted(set)
 }
 
+// list lists the lease folder, unless this ADD has done so.
+func (a *allocation) list() (err error) {
+	if a.taken == nil {
+		a.taken, err = a.l.leasedNames()
+	}
+	return err
+}
+
 func (a *allocation) exhausted(set RangeSet) error {
-	taken, err := a.l.leasedNames()
-	if err != nil {
+	if err := a.list(); err != nil {
 		return err
 	}
-	usage, _ := set.usage(taken)
+	usage, _ := set.usage(a.taken)
 	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set), "%s in %s", usage,
 		a.l.dir.Path())
 }

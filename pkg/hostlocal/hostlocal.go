@@ -100,9 +100,12 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 // del releases the addresses in the record or in prevResult. If none of them is leased to the attachment, it reads all leases: the record
 // may be lost, and the runtime may have no result.
 func del(r *plugin.Request) error {
-	att, _, _, err := takeOwn(r)
-	if err != nil {
-		return err
+	var att *attachment.Attachment // nil if a main plugin in this process has locked the attachment
+	if r.LockFile == nil {
+		var err error
+		if att, _, _, err = attachment.Take[state](r); err != nil {
+			return err
+		}
 	}
 	defer att.Close()
 	l, err := openExisting(parseDir(r), r)
@@ -114,13 +117,6 @@ func del(r *plugin.Request) error {
 		return err
 	}
 	return att.Remove()
-}
-
-func takeOwn(r *plugin.Request) (*attachment.Attachment, state, bool, error) {
-	if r.LockFile != nil {
-		return nil, state{}, false, nil
-	}
-	return attachment.Take[state](r)
 }
 
 func (l *leases) releaseAll(r *plugin.Request) error {
