@@ -20,21 +20,21 @@ const discard = 9
 // datagram to each address makes the kernel ask. Nobody can answer for an address without an on-link route. The namespace must be that of
 // the process.
 func (n *NS) Silent(addresses []netip.Addr, within time.Duration) (silent []netip.Addr, err error) {
-	asked := map[netip.Addr]Link{}
+	asked, wait := map[netip.Addr]Link{}, time.Duration(0)
 	for _, addr := range addresses {
 		m, err := n.MatchRoute(addr)
 		switch {
 		case NoRoute(err) || err == nil && !m.OnLink && !m.Local:
 			asked[addr] = Link{}
 		case err == nil && !m.Local:
-			asked[addr] = Link{Index: m.FirstLink()}
+			asked[addr], wait = Link{Index: m.FirstLink()}, within
 			err = n.ask(asked[addr], addr)
 		}
 		if err != nil && !NoRoute(err) {
 			return nil, err
 		}
 	}
-	time.Sleep(within)
+	time.Sleep(wait)
 	for _, addr := range addresses {
 		link, ok := asked[addr]
 		known, err := n.neighbourOf(link, addr)
