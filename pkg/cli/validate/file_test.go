@@ -139,8 +139,8 @@ func TestEveryFault(t *testing.T) {
 		"texts as booleans": {strings.Replace(bridgeNet, `"name"`, `"disableGC": "False", "disableCheck": "true", "name"`, 1), nil},
 		"bad node": {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"], \"clusterCIDRs\": [\"x\"], \"mtu\": 1}", []string{"f:2:1: podCIDRs: error: podCIDRs",
 			"f:2:31: clusterCIDRs: error: clusterCIDRs", "f:2:54: mtu: error: mtu 1"}},
-		"no address for the bridge": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/32"}],[{"subnet":"10.8.0.0/31","gateway":"10.8.0.0"}]]}}`,
-			[]string{"f:1:67: ipam: error: isGateway: address 10.7.0.0/32 has no gateway"}},
+		"no address for the bridge": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateway":true,"vlan":-1,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/32"}],[{"subnet":"10.8.0.0/31","gateway":"10.8.0.0"}]]}}`,
+			[]string{"f:1:67: vlan: error: vlan -1", "f:1:77: ipam: error: isGateway: address 10.7.0.0/32 has no gateway"}},
 		"agent": {`{"offLink": "vxlan"}`, []string{"f:1:1: warning: 'podlace validate' does not check the configuration of podlace-node"}},
 		"trunk": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","vlanTrunk":[{"id":5000},{"id":1},{}]}`, []string{
 			"f:1:63: vlanTrunk[0]: error: vlanTrunk[0] 5000: want 1-4094", "f:1:84: vlanTrunk[2]: error: vlanTrunk[2]: want id"}},

@@ -166,14 +166,17 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if len(n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
 		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "%s is a chained plugin: name it after a main plugin, such as bridge", p.Kind)
 	}
-	if parse := parsers()[p.Kind]; parse != nil {
+	var bridged bridge.Config
+	parsers := map[string]func(*plugin.Request) error{"bridge": into(&bridged, bridge.Parse), "portmap": into(new(portmap.Config), portmap.Parse),
+		"bandwidth": into(new(bandwidth.Config), bandwidth.Parse), "sriov": sriov.Check} // plugins of other projects have none
+	if parse := parsers[p.Kind]; parse != nil {
 		c.refused(n, path, p, parse)
 	}
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
-		parsed, _ := hostlocal.Parse(n.request(p))
+		var parsed hostlocal.Config
+		c.refused(n, path, p, into(&parsed, hostlocal.Parse))
 		n.subnets = append(n.subnets, n.subnetsOf(path, p, c.node.PodCIDRs, parsed)...)
-		c.refused(n, path, p, errorOf(hostlocal.Parse))
-		if config, _ := bridge.Parse(n.request(p)); p.Kind == "bridge" && config.Gateway {
+		if bridged.Gateway {
 			for _, r := range slices.Concat(parsed.Sets...) {
 				if _, err := bridge.GatewayOf(r.Subnet, r.Gateway); err != nil {
 					c.add(n.part, n.root.At(strings.Trim(path+".ipam", ".")), codeOf(err), true, "%v", err)
@@ -188,15 +191,10 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	}
 }
 
-// parsers contains the parsers of the plugins' configurations. The plugins of other projects have none.
-func parsers() map[string]func(*plugin.Request) error {
-	return map[string]func(*plugin.Request) error{"bridge": errorOf(bridge.Parse), "portmap": errorOf(portmap.Parse),
-		"bandwidth": errorOf(bandwidth.Parse), "sriov": sriov.Check}
-}
-
-func errorOf[T any](parse func(*plugin.Request) (T, error)) func(*plugin.Request) error {
-	return func(r *plugin.Request) error {
-		_, err := parse(r)
+// into returns a parser that stores what a plugin's own parser returns.
+func into[T any](to *T, parse func(*plugin.Request) (T, error)) func(*plugin.Request) error {
+	return func(r *plugin.Request) (err error) {
+		*to, err = parse(r)
 		return err
 	}
 }
