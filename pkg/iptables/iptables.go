@@ -20,9 +20,6 @@ const lockFile = ".iptables"
 // space.
 type NAT map[string][]string
 
-// Read reads the nat table.
-func Read(is4 bool) (NAT, error) { return readTable(name(is4), nil) }
-
 func parse(out string) NAT {
 	t := NAT{}
 	for line := range strings.Lines(out) {
