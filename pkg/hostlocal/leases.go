@@ -161,16 +161,6 @@ func (l *leases) all() (list []lease, err error) {
 	return list, err
 }
 
-// leasedNames returns the addresses that have a lease file as a set.
-func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
-	list, err := l.names()
-	taken := make(map[netip.Addr]bool, len(list))
-	for _, addr := range list {
-		taken[addr] = true
-	}
-	return taken, err
-}
-
 // createLease creates the lease file of addr. The result ok is false if addr has a lease file that is not torn.
 func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	content := []byte(leaseContent(a))

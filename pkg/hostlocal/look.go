@@ -24,19 +24,10 @@ type Lease struct {
 
 // Leases reads a lease folder. Leases takes no lock and changes nothing.
 func Leases(path string) ([]Lease, error) {
-	dir, err := store.Open(path)
+	l, all, err := readLeases(path, slog.New(slog.DiscardHandler))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	l := &leases{dir: dir, network: filepath.Base(path), log: slog.New(slog.DiscardHandler)}
-	if l.since, _, err = boot(dir); err != nil {
-		return nil, err
-	}
-	all, err := l.all()
 	var out []Lease
 	at := map[plugin.Attachment]int{}
 	for _, is := range all {
@@ -56,4 +47,17 @@ func Leases(path string) ([]Lease, error) {
 		}
 	}
 	return out, err
+}
+
+// readLeases reads all leases of a folder, which it closes again, and when this boot began to use the folder.
+func readLeases(path string, log *slog.Logger) (l *leases, all []lease, err error) {
+	dir, err := store.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer dir.Close()
+	l = &leases{dir: dir, network: filepath.Base(path), log: log}
+	l.since, _, err = boot(dir)
+	all, unread := l.all()
+	return l, all, errors.Join(err, unread)
 }

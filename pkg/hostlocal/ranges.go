@@ -222,25 +222,15 @@ func (s RangeSet) count() (total float64) {
 	return total
 }
 
-// leasedCount returns how many addresses of the set are taken.
-func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n int) {
-	for addr := range taken {
+// usage counts the leased addresses of the set.
+func (s RangeSet) usage(leased []netip.Addr) Usage {
+	u := Usage{Set: s, IPv4: s.is4(), Size: s.count()}
+	for _, addr := range leased {
 		if r, in := s.find(addr); in && addr != r.Gateway {
-			n++
+			u.Leased++
 		}
 	}
-	return n
-}
-
-// usage() returns a text that says how many addresses of the set are taken. The result "full" is true if all addresses of the set are
-// taken.
-func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
-	n, total := s.leasedCount(taken), s.count()
-	size := "more than 2^32"
-	if total <= 1<<32 {
-		size = fmt.Sprint(uint64(total))
-	}
-	return fmt.Sprintf("%d of %s addresses are leased", n, size), float64(n) >= total
+	return u
 }
 
 // whyUnusable returns the reason why the plugin cannot assign the requested address addr.

@@ -64,10 +64,10 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 			continue
 		}
 		f := Finding{Level: Warning, Code: "addresses-few", What: fmt.Sprintf("network %q has few addresses left", net.Name),
-			Evidence:    fmt.Sprintf("%d of %.0f addresses are leased of %s", u.Leased, u.Size, u.Set),
+			Evidence:    fmt.Sprintf("%s of %s", u, u.Set),
 			Consequence: "new pods wait once all are leased",
 			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
-		if float64(u.Leased) >= u.Size {
+		if u.Full() {
 			f.Level, f.Code, f.What = Error, "addresses-none", fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
 		}
