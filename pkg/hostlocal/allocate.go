@@ -57,10 +57,17 @@ func (a *allocation) giveBack() error {
 	return errors.Join(errs...)
 }
 
+// reasons says why the pod cannot have addresses that it requests.
 func reasons(sets []RangeSet, requests []request) string {
-	list := make([]string, len(requests))
-	for i, q := range requests {
-		list[i] = fmt.Sprintf("%s is %s", q.addr, whyUnusable(sets, q.addr))
+	var list []string
+	for _, q := range requests {
+		why := fmt.Sprintf("%s is in no range of %s", q.addr, sets)
+		for _, set := range sets {
+			if _, in := set.find(q.addr); in {
+				why = fmt.Sprintf("%s is a second address of range set %s", q.addr, set)
+			}
+		}
+		list = append(list, why)
 	}
 	return strings.Join(list, ", ")
 }

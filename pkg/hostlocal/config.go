@@ -143,9 +143,6 @@ func parseSets(r *plugin.Request, raw rawConfig, fail func(error)) (sets []Range
 	for i, list := range lists {
 		for _, raw := range list {
 			r, wrong := parseRange(raw)
-			if wrong == nil {
-				wrong = r.forPods()
-			}
 			fail(plugin.WithKey(raw.Key, wrong))
 			err = cmp.Or(err, wrong)
 			sets[i] = append(sets[i], r)

@@ -5,6 +5,7 @@ package hostlocal
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -26,17 +27,10 @@ func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	if json.Unmarshal(config, &raw) != nil {
 		return nil
 	}
-	lists := raw.rangeLists()
-	words := podCIDRWords(lists)
-	for _, word := range words.ranges {
-		cidr, _ := words.podCIDR(word.Subnet, podCIDRs)
-		word.Subnet = cidr.String()
-	}
-	for _, list := range lists {
-		for _, r := range list {
-			if subnet, err := netip.ParsePrefix(r.Subnet); err == nil {
-				subnets = append(subnets, subnet)
-			}
+	lists, _ := withCIDRs(raw.rangeLists(), podCIDRs)
+	for _, r := range slices.Concat(lists...) {
+		if subnet, err := netip.ParsePrefix(r.Subnet); err == nil {
+			subnets = append(subnets, subnet)
 		}
 	}
 	return subnets

@@ -28,9 +28,6 @@ func readResolvConf(path string) (types.DNS, error) {
 func parseResolvConf(text string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
-			continue
-		}
 		fields := strings.Fields(line)
 		if len(fields) < 2 {
 			continue
