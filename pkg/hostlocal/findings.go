@@ -14,12 +14,6 @@ import (
 // another effect. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
-// NodeCIDRs returns the node's CIDRs. The plugin replaces the keyword usePodCidr with these CIDRs.
-func NodeCIDRs() ([]netip.Prefix, error) {
-	_, cidrs, err := nodeCIDRs(&plugin.Request{})
-	return cidrs, err
-}
-
 // Subnets returns the subnets in a configuration. Subnets omits each subnet that is invalid or unknown. The argument podCIDRs contains the
 // node's CIDRs. Subnets does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
