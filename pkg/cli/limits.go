@@ -124,7 +124,7 @@ func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 
 // selectRecords returns the records of the limits that the arguments and flags select. The order of the records is always the same.
 func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
-	all, err := attachment.All()
+	all, _, err := attachment.Scan()
 	if err != nil {
 		return nil, err
 	}

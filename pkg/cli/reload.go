@@ -67,7 +67,7 @@ func reload(stdout, stderr io.Writer) error {
 
 // printReloaded prints how many live attachments each plugin has, and the records that cannot be read.
 func printReloaded(stdout, stderr io.Writer) error {
-	records, err := attachment.All()
+	records, _, err := attachment.Scan()
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func printUnreadable(stderr io.Writer, network string) error {
 
 // unreadable returns the records of a network, or of all networks, that cannot be read.
 func unreadable(network string) ([]attachment.Damaged, error) {
-	damaged, err := attachment.Unreadable()
+	_, damaged, err := attachment.Scan()
 	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network }), err
 }
 

@@ -56,7 +56,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 	if err := needRoot(); err != nil {
 		return err
 	}
-	all, err := attachment.All()
+	all, _, err := attachment.Scan()
 	if err != nil {
 		return err
 	}

@@ -106,7 +106,7 @@ func TestC72StatusIsPassive(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	lock, err := dir.Lock(lockFile, 0o750)
+	lock, err := dir.Lock(store.LockTimeout, lockFile, 0o750)
 	if err != nil {
 		t.Fatal(err)
 	}

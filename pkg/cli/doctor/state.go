@@ -94,7 +94,7 @@ func (n *node) records() (found []Finding) {
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
 	}
-	damaged, err := attachment.Unreadable()
+	_, damaged, err := attachment.Scan()
 	found = append(found, unknown("the records", err)...)
 	for _, d := range damaged {
 		found = append(found, Finding{Level: Error, Code: "damaged-record",

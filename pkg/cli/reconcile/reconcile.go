@@ -88,7 +88,7 @@ func (a *Attachment) of() plugin.Attachment {
 // List returns the attachments that are recorded on this node. List reads the records of the plugins and the leases of host-local. List
 // reads the lease folders of the networks and the default lease folder.
 func List(networks []Network) ([]*Attachment, error) {
-	records, err := attachment.All()
+	records, _, err := attachment.Scan()
 	if err != nil {
 		return nil, err
 	}
