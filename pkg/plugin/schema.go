@@ -83,7 +83,5 @@ func (s Schema) Merge(others ...Schema) Schema {
 
 // CommonKeys returns the sorted keys that may occur in the configuration of any plugin.
 func CommonKeys() []string {
-	keys := slices.Clone(commonKeys)
-	slices.Sort(keys)
-	return keys
+	return slices.Sorted(slices.Values(commonKeys))
 }
