@@ -20,7 +20,8 @@ type Lease struct {
 	Written   time.Time // time of the newest file
 }
 
-// Leases reads a lease folder. Leases takes no lock and changes nothing. An attachment has no interface name if its lease has the old format.
+// Leases reads a lease folder. Leases takes no lock and changes nothing. An attachment whose lease has the old format has no interface
+// name.
 func Leases(path string) (map[plugin.Attachment]Lease, error) {
 	l, all, err := readLeases(path, slog.New(slog.DiscardHandler))
 	found := map[plugin.Attachment]Lease{}

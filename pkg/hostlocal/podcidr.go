@@ -54,7 +54,7 @@ func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRan
 		return nil, false, podCIDRError(err)
 	}
 	resolved, absent := withCIDRs(lists, cidrs)
-	if absent != "" && !(v4 && v6) {
+	if absent != "" && v4 != v6 {
 		return nil, false, podCIDRError(fmt.Errorf("%s has no %s CIDR", file, absent))
 	}
 	return resolved, absent != "", nil
@@ -104,7 +104,8 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them. It returns an error if pods cannot use one of them.
+// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them. If pods cannot use one of them, nodeCIDRs returns an
+// error.
 func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error) {
 	file, node, err := nodefile.Of(r)
 	for _, cidr := range node.PodCIDRs {

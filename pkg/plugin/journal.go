@@ -77,7 +77,8 @@ func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 		return true
 	})
 	text := h.prefix + record.Message + h.suffix
-	h.addField("PRIORITY", map[slog.Level]string{slog.LevelError: "3", slog.LevelWarn: "4", slog.LevelInfo: "6", slog.LevelDebug: "7"}[record.Level])
+	priorities := map[slog.Level]string{slog.LevelError: "3", slog.LevelWarn: "4", slog.LevelInfo: "6", slog.LevelDebug: "7"} // of syslog(3)
+	h.addField("PRIORITY", priorities[record.Level])
 	h.addField("MESSAGE", text)
 	if err := unix.Send(h.fd, h.fields, unix.MSG_NOSIGNAL); err != nil {
 		_, err = fmt.Fprintf(PlainWriter(h.stderr), "%s (journald: %v)\n", text, err)

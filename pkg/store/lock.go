@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// LockTimeout is the usual maximum time to wait for a lock. LockTimeout is shorter than a container runtime's timeout for a CNI command, which
-// is a minute or more. The runtime retries the command after an error.
+// LockTimeout is the usual maximum time to wait for a lock. LockTimeout is shorter than a container runtime's timeout for a CNI command,
+// which is a minute or more. The runtime retries the command after an error.
 const LockTimeout = 10 * time.Second
 
 // NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. NodeLockTimeout is longer than LockTimeout

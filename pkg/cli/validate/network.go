@@ -167,8 +167,9 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "%s is a chained plugin: name it after a main plugin, such as bridge", p.Kind)
 	}
 	var bridged bridge.Config
-	parsers := map[string]func(*plugin.Request) error{"bridge": into(&bridged, bridge.Parse), "portmap": into(new(portmap.Config), portmap.Parse),
-		"bandwidth": into(new(bandwidth.Config), bandwidth.Parse), "sriov": sriov.Check} // plugins of other projects have none
+	parsers := map[string]func(*plugin.Request) error{ // plugins of other projects have none
+		"bridge": into(&bridged, bridge.Parse), "portmap": into(new(portmap.Config), portmap.Parse),
+		"bandwidth": into(new(bandwidth.Config), bandwidth.Parse), "sriov": sriov.Check}
 	if parse := parsers[p.Kind]; parse != nil {
 		c.refused(n, path, p, parse)
 	}
