@@ -104,8 +104,7 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them. If pods cannot use one of them, nodeCIDRs returns an
-// error.
+// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them. A CIDR that pods cannot use is an error.
 func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error) {
 	file, node, err := nodefile.Of(r)
 	for _, cidr := range node.PodCIDRs {

@@ -54,13 +54,6 @@ func Run(o Options) error {
 	}
 	defer host.Close()
 	_, missing := os.Stat(store.Root)
-	if o.Act {
-		unlock, err := attachment.Waiting.Node("rollback") // no second rollback at the same time
-		if err != nil {
-			return err
-		}
-		defer unlock()
-	}
 	j := &job{Options: o, host: host, seen: map[attachment.Key]bool{}, indexes: map[[2]string]bool{}, state: missing == nil}
 	records, err := readAll()
 	if err != nil {
@@ -255,7 +248,7 @@ func (j *job) cleanNode() error {
 	if err := j.do(steps); err != nil || !j.Act {
 		return err
 	}
-	return attachment.Clear() // also removes this run's lock
+	return attachment.Clear()
 }
 
 // checkNoNewPods returns an error if a plugin of Podlace has added a pod since the rollback started.

@@ -14,12 +14,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -168,6 +170,41 @@ func TestVFs(t *testing.T) {
 	}
 	if found, err := os.ReadDir(store.Root); len(found) > 0 {
 		t.Errorf("left: %v, %v", found, err)
+	}
+}
+
+// TestAtOnce: several rollbacks at once write each rule once, because each pod is rewritten under the lock of its attachment.
+func TestAtOnce(t *testing.T) {
+	const pods = 8
+	conf := t.TempDir()
+	const list = `{"cniVersion":"1.0.0","name":"once","plugins":[{"type":"bridge","macspoofchk":true}]}`
+	if err := os.WriteFile(filepath.Join(conf, "1.conflist"), []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	networks, notes, err := reconcile.Networks(conf)
+	if err != nil || len(networks) != 1 {
+		t.Fatal(networks, notes, err)
+	}
+	kerneltest.EmptyNFT(t)
+	for i := range pods {
+		link := attachment.Key{Network: "once", ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}.HostVeth()
+		if out, err := exec.Command("ip", "link", "add", link, "type", "veth", "peer", "name", fmt.Sprint("peer", i)).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
+		writeRecord(t, "bridge", "once", fmt.Sprint("pod", i), "/run/netns/none", plugin.Pod{},
+			map[string]any{"guard": map[string]any{"link": link, "mac": "02:00:00:00:00:01"}})
+	}
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() { _, _ = dryRun(Options{Act: true, Networks: networks}) }) // a late one finds no records
+	}
+	group.Wait()
+	out, err := exec.Command("nft", "list", "ruleset").Output()
+	for i := range pods {
+		if n := strings.Count(string(out), fmt.Sprintf("macspoofchk-pod%d-eth0", i)); n != 4 || err != nil {
+			t.Errorf("pod%d has %d rules, want 4: %v", i, n, err)
+		}
 	}
 }
 
