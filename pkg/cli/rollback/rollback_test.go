@@ -188,7 +188,8 @@ func TestAtOnce(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for i := range pods {
 		link := attachment.Key{Network: "once", ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}.HostVeth()
-		if out, err := exec.Command("ip", "link", "add", link, "type", "veth", "peer", "name", fmt.Sprint("peer", i)).CombinedOutput(); err != nil {
+		add := exec.Command("ip", "link", "add", link, "type", "veth", "peer", "name", fmt.Sprint("peer", i))
+		if out, err := add.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
