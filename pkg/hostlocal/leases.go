@@ -15,6 +15,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -108,6 +110,7 @@ type lease struct {
 	addr    netip.Addr
 	of      plugin.Attachment
 	written time.Time
+	unread  error // why the owner is not known; nil if a folder or an irregular file is in place of the lease
 }
 
 // torn reports whether the file is empty: the reference plugin creates a lease before it writes the owner, and was killed in between. Who
@@ -125,9 +128,12 @@ func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
 		return lease{}, false
 	case err != nil:
 		l.log.Warn("unreadable lease keeps its address", "lease", addr, "error", err)
-		return lease{addr: addr, of: plugin.Attachment{ContainerID: unreadable}}, true
+		if errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
+			err = nil
+		}
+		return lease{addr: addr, of: plugin.Attachment{ContainerID: unreadable}, unread: err}, true
 	}
-	return lease{addr, parseOwner(data), written}, true
+	return lease{addr: addr, of: parseOwner(data), written: written}, true
 }
 
 // names returns the addresses that have a lease file, in their order.
@@ -177,7 +183,7 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 func (l *leases) release(addr netip.Addr, a plugin.Attachment, notAfter time.Time) (bool, error) {
 	is, ok := l.read(addr)
 	if !ok || is.of.ContainerID == unreadable || !owns(is.of, a) || !notAfter.IsZero() && is.written.After(notAfter) {
-		return false, nil
+		return false, is.unread
 	}
 	if err := l.dir.Remove(addr.String()); err != nil {
 		return false, fmt.Errorf("lease %s: %w", addr, err)

@@ -269,6 +269,19 @@ func TestUnreadableLease(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(l.dir, "10.1.2.4")); err != nil {
 		t.Error("it is gone")
 	}
+	// the runtime must call DEL of a pod again whose lease cannot be read
+	l.mustGive("d", "10.1.2.6/24")
+	if err := os.Truncate(filepath.Join(l.dir, "10.1.2.6"), 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	l.mustFail(l.call("DEL", "d", ""), plugin.CodeIO, "10.1.2.6: larger than")
+	if err := os.WriteFile(filepath.Join(l.dir, "10.1.2.6"), []byte("d\r\neth0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.ok(l.call("DEL", "d", ""))
+	if _, err := os.Stat(filepath.Join(l.dir, "10.1.2.6")); err == nil {
+		t.Error("the second DEL left it")
+	}
 }
 
 func TestBadConfiguration(t *testing.T) {
