@@ -75,14 +75,14 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// refuseSecond returns an error if the record names an address that is still leased to the attachment.
+// refuseSecond returns an error if the record names an address that is still leased to the attachment, or may be.
 func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) error {
 	var st state
 	if _, err := att.Load(&st); err != nil {
 		return err
 	}
 	for _, p := range st.Addresses {
-		if is, ok := l.read(p.Addr()); ok && owns(is.of, r.Attachment()) {
+		if is, ok := l.read(p.Addr()); ok && (is.unread != nil || owns(is.of, r.Attachment())) {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken,
 				"%s has been allocated to %s, duplicate allocation is not allowed", p.Addr(), r.ContainerID), "call DEL first")
 		}

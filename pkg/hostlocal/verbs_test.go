@@ -274,6 +274,7 @@ func TestUnreadableLease(t *testing.T) {
 	if err := os.Truncate(filepath.Join(l.dir, "10.1.2.6"), 1<<30); err != nil {
 		t.Fatal(err)
 	}
+	l.mustFail(l.call("ADD", "d", ""), plugin.CodeAddressTaken, "10.1.2.6 has been allocated to d")
 	l.mustFail(l.call("DEL", "d", ""), plugin.CodeIO, "10.1.2.6: larger than")
 	if err := os.WriteFile(filepath.Join(l.dir, "10.1.2.6"), []byte("d\r\neth0"), 0o600); err != nil {
 		t.Fatal(err)
