@@ -91,11 +91,13 @@ func TestTold(t *testing.T) {
 	state := writeRecord(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)},
 		ports("state"))
 	torn := writeRecord(t, "portmap", "n", "torn", pod.Path, plugin.Pod{}, nil)
-	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
+	more := writeRecord(t, "bandwidth", "n", "torn", pod.Path, plugin.Pod{}, nil) // of the same attachment
+	if err := errors.Join(os.WriteFile(torn, []byte("{"), 0o600), os.WriteFile(more, []byte("{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	out, err := dryRun(Options{})
-	if err == nil || strings.Contains(out, "nothing to rewrite") || strings.Count(out, "the runtime delete its pod") != 2 {
+	if !errors.Is(err, ErrRemains) || !strings.Contains(err.Error(), "attachments that cannot be rewritten: 2;") ||
+		strings.Contains(out, "nothing to rewrite") || strings.Count(out, "the runtime delete its pod") != 3 {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, says := range []string{"pod shop/?[2Jweb?0xxx", "  FAILED: record " + state + ": ",
@@ -108,11 +110,11 @@ func TestTold(t *testing.T) {
 		t.Errorf("the name is raw or long: %q", out)
 	}
 	out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}})
-	if out != "" || err == nil || !strings.Contains(err.Error(),
+	if out != "" || err == nil || errors.Is(err, ErrRemains) || !strings.Contains(err.Error(),
 		"network n has no configuration in /conf that can be read: /conf/10-x.conf: want a regular file") {
 		t.Errorf("with a damaged configuration: %v\n%s", err, out)
 	}
-	if err := errors.Join(os.Remove(state), os.Remove(torn)); err != nil {
+	if err := errors.Join(os.Remove(state), os.Remove(torn), os.Remove(more)); err != nil {
 		t.Fatal(err)
 	}
 	if out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}}); err != nil {
@@ -131,7 +133,7 @@ func TestNoConfiguration(t *testing.T) {
 	writeRecord(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{},
 		map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
 	out, err := dryRun(Options{ConfDir: "/conf"})
-	if err == nil || !strings.Contains(out,
+	if err == nil || !strings.HasPrefix(out, "container c, eth0 in network none\n") || !strings.Contains(out,
 		"names the plugin bridge: the configurations of /conf were read, --conf-dir names another folder") ||
 		strings.Contains(out, "nothing to rewrite") {
 		t.Errorf("%v\n%s", err, out)
@@ -156,7 +158,7 @@ func TestVFs(t *testing.T) {
 	if err := errors.Join(os.Remove(file), os.WriteFile(journal, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if out, err = dryRun(Options{Act: true}); err == nil || !strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
+	if out, err = dryRun(Options{Act: true}); !errors.Is(err, ErrRemains) || !strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if err := attachment.Clear(); err != nil {
