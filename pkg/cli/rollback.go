@@ -24,8 +24,7 @@ From then on the reference plugins delete these pods. The pods' traffic continue
 
 Install the reference plugins first: pods that Podlace adds later would not be rewritten. Without --yes the command changes nothing.
 
-Exit status: 0 if all changes were made or printed, 1 if state of Podlace remains or
-would remain, 2 if the command could not run.`,
+Exit status: 0 if all is done or printed, 1 if state of Podlace remains or would remain, 2 if the command could not run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			o.ConfDir = folders.ConfDir
