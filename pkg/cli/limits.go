@@ -231,12 +231,10 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) {
 			cells := append(nameCells(l.Key, l.Pod), d.name, requestedText(d.Asked))
 			rows = append(rows, append(cells, appliedCells(d.Direction, l.Gone)...))
 			if d.Missing != "" {
-				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))
+				remedy := map[bool]string{true: "delete the pod, which gets no new link", false: "podlace reload restores it"}[l.Deleted]
+				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s: %s", d.name, l.ContainerID, l.IfName, d.Missing, remedy))
 			}
 		}
-	}
-	if slices.ContainsFunc(list, bandwidth.Limits.Missing) {
-		printLine(stderr, "podlace reload restores what another program removed")
 	}
 	printTable(stdout, rows)
 }

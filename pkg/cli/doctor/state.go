@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -116,14 +115,12 @@ func (n *node) rules() (found []Finding) {
 			Consequence: "hostPorts do not answer"})
 	}
 	missing := 0
-	ports, _ := bridge.DetachedPorts(n.host) // the check "ports" reports its error and deleted links
 	records, err := attachment.AllOf("bandwidth")
 	if err == nil {
 		var list []bandwidth.Limits
 		list, err = bandwidth.Look(context.Background(), n.host, records, 0)
 		for _, l := range list {
-			deleted := slices.ContainsFunc(ports, func(p bridge.DetachedPort) bool { return p.Deleted && p.Record.Key == l.Key })
-			if l.Missing() && !l.Gone && !deleted {
+			if l.Missing() && !l.Gone && !l.Deleted { // the checks "ports" and "pods" report deleted links
 				missing++
 			}
 		}
