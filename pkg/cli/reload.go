@@ -28,8 +28,8 @@ restores limits whose qdiscs another program removed, and attaches pods whose po
 another program detached from the bridge. It reads the records under /run/podlace
 and leaves rules that are in place.
 
-The exit status is 0 if everything is in place, and 2 if something could not be
-restored.`
+The exit status is 0 if all of this is in place, and 2 if something could not be
+restored or a bridge is missing or down.`
 
 func newReload() *cobra.Command {
 	return &cobra.Command{
