@@ -44,7 +44,7 @@ type File struct {
 func Files(files []File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
-		c.file(f)
+		c.file(f, nil)
 	}
 	c.clashes()
 	return c.problems
@@ -65,7 +65,8 @@ type part struct {
 	total  int    // lines of the file
 	object string // key of the object in the file, with a dot
 	key    string
-	nad    string // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
+	list   *network // the list to which this file in the folder of its name belongs, or nil
+	nad    string   // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
 	data   []byte
 	source []byte // the whole file
 	root   strict.Value
@@ -99,8 +100,9 @@ func lineOf(text []byte, line int) []byte {
 	return lines[min(line, len(lines))-1]
 }
 
-func (c *checker) file(f File) {
-	whole := part{file: f.Name, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
+// The method file() checks a file. The argument `list` is the list to which the file belongs as a plugin, or nil.
+func (c *checker) file(f File, list *network) {
+	whole := part{file: f.Name, list: list, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
 		c.add(whole, strict.Place{}, emptyFile, true, "the file is empty")
 	} else if trimmed[0] == '{' || bytes.HasPrefix(trimmed, []byte("\ufeff{")) || filepath.Ext(f.Name) == ".conflist" {

@@ -27,6 +27,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/strict"
 )
 
@@ -35,7 +36,7 @@ type network struct {
 	part
 	name    string
 	version string
-	kinds   []string // of its plugins so far
+	kinds   *[]string // of its plugins so far, with those in its folder
 	subnets []subnet
 }
 
@@ -84,7 +85,7 @@ func (c *checker) network(t part) {
 		Type       string            `json:"type"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	data, path, n, before := t.data, t.file, network{part: t}, len(c.problems)
+	data, path, n, before := t.data, t.file, network{part: t, kinds: new([]string)}, len(c.problems)
 	c.refused(&n, "", plugin.Part{Config: data}, func(r *plugin.Request) error { return plugin.Decode(r.Config, &list) })
 	if t.key != "" || !slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(path)) {
 		path = map[bool]string{true: ".conf"}[list.Type != ""]
@@ -92,18 +93,19 @@ func (c *checker) network(t part) {
 	if t.nad != "" && list.Name == "" {
 		list.Name, data = t.nad, ipam.WithKey(data, "name", json.RawMessage(strconv.Quote(t.nad)))
 	}
-	if err := utils.ValidateNetworkName(list.Name); err != nil && (list.Name != "" || t.root.Get("name").Text() == "") {
+	if t.list != nil { // it gives its plugins a name and a version
+		list.Name, list.CNIVersion, n.kinds = t.list.name, t.list.version, t.list.kinds
+		data = ipam.WithKey(data, "name", json.RawMessage(strconv.Quote(list.Name)))
+	}
+	if err := utils.ValidateNetworkName(list.Name); err != nil && t.list == nil && (list.Name != "" || t.root.Get("name").Text() == "") {
 		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'",
 			strings.TrimSuffix(err.Msg, ":"))
 	}
 	loaded, refusal := reconcile.Load(path, data)
 	if refusal == nil && list.Type == "" {
 		list.CNIVersion = loaded.CNIVersion
-		for _, p := range loaded.Plugins[len(list.Plugins):] {
-			list.Plugins = append(list.Plugins, p.Bytes) // from the network's folder
-		}
 	}
-	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
+	if t.list == nil && !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
 		c.add(t, t.root.At("cniVersion"), cniVersion, list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
 			strings.Join(version.All.SupportedVersions(), ", "))
 	}
@@ -121,9 +123,16 @@ func (c *checker) network(t part) {
 	for i, config := range list.Plugins {
 		c.entry(&n, fmt.Sprintf("plugins[%d]", i), config)
 	}
+	files, _ := reconcile.FolderFiles(path, list.Name, t.root.Get("loadOnlyInlinedPlugins").Data == true)
+	for _, file := range files {
+		if data, err := store.ReadFile(file); err == nil { // otherwise the refusal says so
+			c.file(File{file, data}, &n)
+		}
+	}
 	c.networks = append(c.networks, n)
 	if refusal != nil && !slices.ContainsFunc(c.problems[before:], func(p Problem) bool { return p.Error }) {
-		c.add(t, t.root.At(cmp.Or(plugin.KeyOf(refusal), "plugins")), wrongType, true, "runtimes refuse the configuration: %v", refusal)
+		key := map[bool]string{true: "type", false: cmp.Or(plugin.KeyOf(refusal), "plugins")}[list.Type != "" && plugin.KeyOf(refusal) != ""]
+		c.add(t, t.root.At(key), wrongType, true, "runtimes refuse the configuration: %v", refusal)
 	}
 }
 
@@ -150,10 +159,10 @@ func (c *checker) entry(n *network, path string, config []byte) {
 	c.misspelt(n, strings.Trim(path+".type", "."), name)
 	c.misspelt(n, strings.Trim(path+".ipam.type", "."), ipam.Type(ipam.Object(config)))
 	for _, p := range plugin.Parts(config) {
-		if slices.Contains(n.kinds, p.Kind) && slices.Contains(plugin.Kinds(), p.Kind) {
+		if slices.Contains(*n.kinds, p.Kind) && slices.Contains(plugin.Kinds(), p.Kind) {
 			c.add(n.part, n.root.At(path), pluginTwice, true, "another entry of this network runs %s already, and both would write the same record", p.Kind)
 		}
-		n.kinds = append(n.kinds, p.Kind)
+		*n.kinds = append(*n.kinds, p.Kind)
 		c.plugin(n, path, p)
 	}
 }
@@ -163,7 +172,7 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if p.Kind == "sriov" && n.nad != "" && json.Unmarshal(p.Config, &device) == nil && device.DeviceID == nil {
 		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`))
 	}
-	if len(n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
+	if len(*n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
 		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "%s is a chained plugin: name it after a main plugin, such as bridge", p.Kind)
 	}
 	var bridged bridge.Config
@@ -266,14 +275,13 @@ func (c *checker) misspelt(n *network, path, name string) {
 func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {
-			if later.name == earlier.name {
-				if later.nad == "" && earlier.nad == "" {
-					c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
-						later.name, earlier.file)
-				}
-				continue
+			switch {
+			case later.name != earlier.name:
+				c.clashOfSubnets(earlier, later)
+			case later.nad == "" && earlier.nad == "" && later.list == nil && earlier.list == nil:
+				c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
+					later.name, earlier.file)
 			}
-			c.clashOfSubnets(earlier, later)
 		}
 	}
 }
