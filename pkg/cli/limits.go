@@ -147,12 +147,8 @@ func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 				return nil, err
 			}
 		}
-		what := nameOf(all[0])
-		if f.ifname != "" {
-			what += ", " + f.ifname
-		}
 		return nil, fmt.Errorf("%s has no limits: recreate the pod with the annotations "+
-			"kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth", what)
+			"kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth", nameOf(all[0]))
 	}
 	return chosen, nil
 }
@@ -240,10 +236,7 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) {
 }
 
 func requestedText(a bandwidth.Limit) string {
-	text := "-"
-	if a.Rate > 0 {
-		text = formatRate(a.Rate)
-	}
+	text := dash(limit(a.Rate))
 	if a.ByAdmin {
 		text = map[bool]string{true: "none", false: text}[a.Rate == 0] + " by admin"
 	}

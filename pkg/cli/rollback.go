@@ -23,7 +23,6 @@ func newRollback() *cobra.Command {
 From then on the reference plugins delete these pods. The pods' traffic continues.
 
 Install the reference plugins first: pods that Podlace adds later would not be rewritten. Without --yes the command changes nothing.
-
 Exit status: 0 if all is done or printed, 1 if state of Podlace remains or would remain, 2 if the command could not run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error

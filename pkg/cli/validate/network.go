@@ -85,23 +85,20 @@ func (c *checker) network(t part) {
 		Type       string            `json:"type"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	data, path, n, before := t.data, t.file, network{part: t, kinds: new([]string)}, len(c.problems)
-	c.refused(&n, "", plugin.Part{Config: data}, func(r *plugin.Request) error { return plugin.Decode(r.Config, &list) })
+	path, n, before := t.file, network{part: t, kinds: new([]string)}, len(c.problems)
+	c.refused(&n, "", plugin.Part{Config: t.data}, func(r *plugin.Request) error { return plugin.Decode(r.Config, &list) })
 	if t.key != "" || !slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(path)) {
 		path = map[bool]string{true: ".conf"}[list.Type != ""]
 	}
-	if t.nad != "" && list.Name == "" {
-		list.Name, data = t.nad, ipam.WithKey(data, "name", json.RawMessage(strconv.Quote(t.nad)))
-	}
 	if t.list != nil { // it gives its plugins a name and a version
 		list.Name, list.CNIVersion, n.kinds = t.list.name, t.list.version, t.list.kinds
-		data = ipam.WithKey(data, "name", json.RawMessage(strconv.Quote(list.Name)))
+	} else if t.nad != "" && list.Name == "" {
+		list.Name = t.nad
 	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil && t.list == nil && (list.Name != "" || t.root.Get("name").Text() == "") {
-		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'",
-			strings.TrimSuffix(err.Msg, ":"))
+		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'", strings.TrimSuffix(err.Msg, ":"))
 	}
-	loaded, refusal := reconcile.Load(path, data)
+	loaded, refusal := reconcile.Load(path, ipam.WithKey(t.data, "name", json.RawMessage(strconv.Quote(list.Name))))
 	if refusal == nil && list.Type == "" {
 		list.CNIVersion = loaded.CNIVersion
 	}
