@@ -16,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/spf13/cobra"
 
@@ -218,7 +217,7 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 // isIsolated reports whether the node cannot reach the pod by its configuration: on a bridge without isGateway, the node has no address.
 func (c *canary) isIsolated(pod netip.Addr) bool {
 	own, err := net.InterfaceAddrs()
-	isBridged := func(p *libcni.PluginConfig) bool { return plugin.Runs(p.Network.Type, "bridge") }
+	isBridged := func(name string) bool { return plugin.Runs(name, "bridge") }
 	isNear := func(a net.Addr) bool { p, ok := a.(*net.IPNet); return ok && p.Contains(pod.AsSlice()) }
-	return err == nil && slices.ContainsFunc(c.chain.List.Plugins, isBridged) && !slices.ContainsFunc(own, isNear)
+	return err == nil && slices.ContainsFunc(chain.PluginsOf(c.chain.List), isBridged) && !slices.ContainsFunc(own, isNear)
 }
