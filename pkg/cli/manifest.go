@@ -170,19 +170,15 @@ func (c *checker) readManifests(stdin io.Reader, name string) (all []manifest, e
 // parseManifests returns all objects in a YAML or JSON text, with the items of lists. A repeated key is a problem, as for an API server.
 func (c *checker) parseManifests(file string, data []byte) (all []manifest) {
 	documents, err := yamlfile.Read(file, data)
+	r := strict.Report{File: file}
+	errors.As(err, &r.Problems)
 	for _, d := range documents {
 		for _, object := range append(d.Get("items").Items(), d) {
 			all = append(all, manifest{root: object})
 		}
-		d.Walk(func(v *strict.Value, repeated bool) {
-			if repeated {
-				c.fail("%s: duplicate key", v.Where())
-			}
-		})
+		r.Duplicates(d)
 	}
-	var problems strict.Problems
-	errors.As(err, &problems)
-	for _, p := range problems {
+	for _, p := range r.Problems {
 		c.fail("%v", p)
 	}
 	return all

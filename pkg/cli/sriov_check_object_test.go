@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // claimNamed returns a ResourceClaim with one VF and the given settings.
@@ -185,12 +187,12 @@ func checkAPIKeys(t *testing.T, path string, own, of reflect.Type) {
 			fields[name] = f.Type
 		}
 	}
-	known := keysOf(own)
+	known := plugin.Fields(own)
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(fields)), slices.Sorted(maps.Keys(known))); diff != "" {
 		t.Errorf("%s: -API +known\n%s", path, diff)
 	}
 	for name, below := range known {
-		if len(keysOf(below)) > 0 {
+		if len(plugin.Fields(below)) > 0 {
 			checkAPIKeys(t, path+"."+name, below, fields[name])
 		}
 	}

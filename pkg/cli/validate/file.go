@@ -193,14 +193,16 @@ func (c *checker) nodeFile(t part) {
 	}
 }
 
+const lastCounts = ": only the last value counts"
+
 // duplicateKeys returns a finding for each key that an object of a JSON text repeats.
 func duplicateKeys(data []byte) (found []plugin.Finding) {
-	root, _ := (&strict.Report{}).ParseJSON(data)
-	root.Walk(func(v *strict.Value, repeated bool) {
-		if repeated {
-			found = append(found, plugin.Finding{Key: v.Key, Code: plugin.DuplicateKey,
-				Text: "the object has this key twice, and only the last value counts"})
-		}
-	})
+	var r strict.Report
+	root, _ := r.ParseJSON(data)
+	r.Problems = nil // ADD reports invalid JSON
+	r.Duplicates(root)
+	for _, p := range r.Problems {
+		found = append(found, plugin.Finding{Key: p.Key, Text: p.Text + lastCounts, Code: plugin.DuplicateKey})
+	}
 	return found
 }

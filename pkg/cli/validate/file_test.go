@@ -144,6 +144,11 @@ func TestEveryFault(t *testing.T) {
 		"agent": {`{"offLink": "vxlan"}`, []string{"f:1:1: warning: 'podlace validate' does not check the configuration of podlace-node"}},
 		"trunk": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","vlanTrunk":[{"id":5000},{"id":1},{}]}`, []string{
 			"f:1:63: vlanTrunk[0]: error: vlanTrunk[0] 5000: want 1-4094", "f:1:84: vlanTrunk[2]: error: vlanTrunk[2]: want id"}},
+		"keys in other letters": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"x"},` + "\n" +
+			`{"type":"portmap","capabilities":{"portMappings":true},"é":1,"é":2},{"type":"bridge","vlanTrunk":[{"id":1,"ключ":3}]}]}`, []string{
+			`f:2:62: plugins[1]."\u00e9": warning: duplicate key: only the last value counts [duplicate-key]`,
+			`f:2:62: plugins[1]."\u00e9": warning: unknown key is ignored [unknown-key]`,
+			`f:2:107: plugins[2].vlanTrunk[0]."\u043a\u043b\u044e\u0447": warning: unknown key is ignored [unknown-key]`}},
 	} {
 		checkLines(t, name, c.data, c.want)
 	}
@@ -197,6 +202,7 @@ func TestClashes(t *testing.T) {
 
 // TestManifests checks pods and networks in YAML. The line of each problem is a line of the YAML file.
 func TestManifests(t *testing.T) {
+	deep := strings.Repeat("[", 101) + strings.Repeat("]", 101)
 	data, err := os.ReadFile("testdata/manifests.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -224,8 +230,8 @@ func TestManifests(t *testing.T) {
 		"kind: Pod\nspec: {containers: [{ports: [{hostPort: '80'}]}]}": `f:2:31: Pod: spec.containers[0].ports[0].hostPort: error: "80": want a number`,
 		"kind: Pod\nmetadata: {labels: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {}": "f:2:21: Pod: metadata.labels.kubernetes.io/ingress-bandwidth: " +
 			"warning: no program reads this label: write it as an annotation [unknown-annotation]",
-		"kind: Pod\nspec: {x: [{a: 1, b: 2, a: 3}]}":                     "f:2:25: spec.x[0].a: error: the object has this key twice",
-		`{"kind": "Pod", "apiVersion": "v1", "spec": {}, "kind": "Pod"}`: "f:1:49: kind: error: the object has this key twice: kubectl refuses it [duplicate-key]",
+		"kind: Pod\nspec: {x: [{a: 1, b: 2, a: 3}]}":                     "f:2:25: spec.x[0].a: error: duplicate key, first in line 2: only the last value counts [duplicate-key]",
+		`{"kind": "Pod", "apiVersion": "v1", "spec": {}, "kind": "Pod"}`: "f:1:49: kind: error: duplicate key, first in line 1: only the last value counts [duplicate-key]",
 		"kind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec: {config: '{\"cniVersion\": \"1.0.0\", \"plugins\": [{\"type\": \"bridge\", \"brige\": 1}]}'}": "f:3:72: NetworkAttachmentDefinition a: " +
 			"spec.config: plugins[0].brige: warning: unknown key",
 		"kind: NetworkAttachmentDefinition\nspec: {config: {type: bridge}}": "f:2:8: NetworkAttachmentDefinition: spec.config: error: an object: want a text",
@@ -243,7 +249,8 @@ func TestManifests(t *testing.T) {
 		"a: [\n1,\n2]\nb: 1\nc: *x\nd: 1\n":                              "f:5:1: error: yaml: unknown anchor 'x' referenced",
 		"a: 1\nb: 'it\nc: 1\n":                                           "f:2:1: error: yaml: found unexpected end of stream",
 		"a: 1\n---\nb: 1\n\tc: 1\n":                                      "f:4:1: error: yaml: found a tab",
-		"a: &a [*a]":                                                     "f:1:1: error: aliases repeat so much that the text is too large",
+		"a: &a [*a]":                                                     "f:1:8: error: nested more than 100 levels deep",
+		"kind: Pod\nspec: {x: " + deep + "}":                             "f:2:109: error: nested more than 100 levels deep [syntax]",
 		"a: &a [1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: [*c, *c, *c, *c, *c, *c, *c, *c]": "f:1:1: error: aliases",
 	} {
 		if got := lines(File{"f", []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {

@@ -53,7 +53,7 @@ func (t part) subnetsOf(path string, p plugin.Part, podCIDRs []netip.Prefix, par
 	ranges := slices.Concat(parsed.Sets...)
 	for _, prefix := range hostlocal.Subnets(p.Config, podCIDRs) {
 		s := subnet{Prefix: prefix, at: t.root.At(strings.Trim(path+".ipam", "."))}
-		t.root.Walk(func(v *strict.Value, _ bool) {
+		t.root.Walk(func(v *strict.Value) {
 			if v.Name == "subnet" && v.Data == prefix.String() && strings.HasPrefix(v.Key, s.at.Key) {
 				s.at = v.Place
 			}
@@ -233,7 +233,7 @@ func (c *checker) refused(n *network, path string, p plugin.Part, parse func(*pl
 				c.add(n.part, at, codeOf(err), true, "%s", text)
 			}
 			said[key+text] = true
-			root.Walk(func(v *strict.Value, _ bool) {
+			root.Walk(func(v *strict.Value) {
 				plain := listIndex.ReplaceAllString(v.Key, "") // as in errors of encoding/json
 				if v.Data != nil && (strings.EqualFold(v.Key, key) || strings.EqualFold(plain, key)) {
 					v.Data, refused = nil, append(refused, plain)
