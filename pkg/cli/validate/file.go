@@ -144,12 +144,9 @@ func (c *checker) json(t part) {
 	}
 }
 
-// anyPrefix takes the place of the device plugin's option --resource-prefix. The checks give the same result for any prefix.
-const anyPrefix = "example.com"
-
 // The method pools() checks a configuration of sriov-device-plugin.
 func (c *checker) pools(t part) {
-	config, err := pool.Parse(pool.Source{File: t.file, Prefix: anyPrefix}, t.data)
+	config, err := pool.Parse(pool.Source{File: t.file, AnyPrefix: true}, t.data)
 	var problems strict.Problems
 	errors.As(err, &problems)
 	for _, p := range problems {

@@ -104,7 +104,12 @@ func TestNetworkFiles(t *testing.T) {
 		"same devices": {`{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["p"]}}, {"resourceName": "b", "selectors": {"pfNames": ["p"]}}]}`,
 			[]string{"f:1:75: resourceList[1]: warning: resource b gets no device: resource a (resourceList[0]) has the same selectors [device-pool-effect]"}},
 		"other nodes": {`{"resourceList": [{"resourceName": "a", "hosts": ["x"]}, {"resourceName": "b", "hosts": ["y"]}]}`,
-			[]string{"f:1:19: resourceList[0]: warning: resource example.com/a: only for hosts x", "f:1:58: resourceList[1]: warning: resource example.com/b: only for"}},
+			[]string{"f:1:19: resourceList[0]: warning: resource a: only for hosts x", "f:1:58: resourceList[1]: warning: resource b: only for"}},
+		"unknown prefix": {`{"resourceList": [{"resourceName": "a"}, {"resourceName": "A", "resourcePrefix": ""}, {"resourceName": "a"}, {"resourceName": "a_nonuma"},` +
+			`{"resourceName": "` + strings.Repeat("x", 63) + `", "api": "dra"}]}`, []string{
+			`f:1:42: resourceList[1]: error: resource A: its environment variable PCIDEVICE_*_A is also that of a, resourceList[0] in line 1; rename one [device-pool]`,
+			"f:1:87: resourceList[2]: error: resource a: resourceList[0] in line 1 has the same name [device-pool]",
+			"f:1:110: resourceList[3]: error: resource a_nonuma: resourceList[0] in line 1 may offer devices under this name [device-pool]"}},
 		"pool's note": {`{"resourceList": []}`, []string{"f:1:2: resourceList: warning: no resource is configured: no device is offered"}},
 	} {
 		checkLines(t, name, c.data, c.want)
