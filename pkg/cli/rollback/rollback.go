@@ -49,8 +49,8 @@ type job struct {
 	state   bool               // the state folder exists
 }
 
-// Run prints all conversion steps. If Act is true, Run also executes these steps. Any error except ErrRemains means that Run could not start
-// and has changed nothing.
+// Run prints all conversion steps and, if Act is true, executes them. Any error except ErrRemains means that it could not start and has
+// changed nothing.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {

@@ -158,7 +158,8 @@ func TestVFs(t *testing.T) {
 	if err := errors.Join(os.Remove(file), os.WriteFile(journal, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if out, err = dryRun(Options{Act: true}); !errors.Is(err, ErrRemains) || !strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
+	if out, err = dryRun(Options{Act: true}); !errors.Is(err, ErrRemains) ||
+		!strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if err := attachment.Clear(); err != nil {

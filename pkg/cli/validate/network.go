@@ -113,23 +113,28 @@ func (c *checker) network(t part) {
 	if list.Type != "" {
 		c.entry(&n, "", t.data)
 	} else {
-		for _, v := range reconcile.RefusedKeys(t.root) {
-			c.add(t, v.Place, wrongType, true, "%s", v.Text)
-		}
-	}
-	for i, config := range list.Plugins {
-		c.entry(&n, fmt.Sprintf("plugins[%d]", i), config)
-	}
-	files, _ := reconcile.FolderFiles(path, list.Name, t.root.Get("loadOnlyInlinedPlugins").Data == true)
-	for _, file := range files {
-		if data, err := store.ReadFile(file); err == nil { // otherwise the refusal says so
-			c.file(File{file, data}, &n)
-		}
+		c.list(path, &n, list.Plugins)
 	}
 	c.networks = append(c.networks, n)
 	if refusal != nil && !slices.ContainsFunc(c.problems[before:], func(p Problem) bool { return p.Error }) {
 		key := map[bool]string{true: "type", false: cmp.Or(plugin.KeyOf(refusal), "plugins")}[list.Type != "" && plugin.KeyOf(refusal) != ""]
 		c.add(t, t.root.At(key), wrongType, true, "runtimes refuse the configuration: %v", refusal)
+	}
+}
+
+// The method list() checks what only a list has: keys that runtimes refuse, plugins, and the folder of its name, whose files runtimes add.
+func (c *checker) list(path string, n *network, plugins []json.RawMessage) {
+	for _, v := range reconcile.RefusedKeys(n.root) {
+		c.add(n.part, v.Place, wrongType, true, "%s", v.Text)
+	}
+	for i, config := range plugins {
+		c.entry(n, fmt.Sprintf("plugins[%d]", i), config)
+	}
+	files, _ := reconcile.FolderFiles(path, n.name, n.root.Get("loadOnlyInlinedPlugins").Data == true)
+	for _, file := range files {
+		if data, err := store.ReadFile(file); err == nil { // otherwise the refusal says so
+			c.file(File{file, data}, n)
+		}
 	}
 }
 
