@@ -36,9 +36,7 @@ func (d *Driver) alignLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			if d.isLeader() {
-				done = d.countAlignment(ctx, began, now, done)
-			}
+			done = d.countAlignment(ctx, began, now, done)
 		}
 	}
 }

@@ -55,33 +55,24 @@ func newCollector(d *Driver) *collector {
 	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
 }
 
-// collectLoop runs the collector until ctx is done. The collector works only while this instance of the daemon is the leader.
+// collectLoop runs the collector until ctx is done.
 func (d *Driver) collectLoop(ctx context.Context) {
 	c := newCollector(d)
+	defer c.count.unattached.Set(0)
+	c.reportError("", d.sweepCDI())
+	c.rebuild(ctx, time.Now())
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()
 	defer collect.Stop()
-	for led := false; ; {
-		turn := d.lead.changed.nextSend()
-		now, leads := time.Now(), d.isLeader()
-		if leads && !led {
-			c.reportError("", d.sweepCDI())
-			c.rebuild(ctx, now)
-		}
-		led = leads
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-turn:
-		case now = <-rebuild.C:
-			if d.isLeader() {
-				c.findUnattached(now)
-				c.rebuild(ctx, now)
-			}
-		case now = <-collect.C:
-			if d.isLeader() {
-				c.collect(ctx, now)
-			}
+		case now := <-rebuild.C:
+			c.findUnattached(now)
+			c.rebuild(ctx, now)
+		case now := <-collect.C:
+			c.collect(ctx, now)
 		}
 	}
 }

@@ -24,8 +24,7 @@ func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubel
 	defer due.Stop()
 	var sent []kubeletplugin.DeviceHealth
 	for always := true; ; {
-		news := h.recordsNews.nextSend()
-		i, changed, known := h.watchInventory()
+		i, news, known := h.watchInventory()
 		now := h.healthOf(i)
 		if known && (always || !sameHealth(sent, now)) {
 			select {
@@ -38,8 +37,6 @@ func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubel
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
-			always = false
 		case <-news:
 			always = false
 		case <-due.C:

@@ -137,7 +137,7 @@ func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lo
 
 // recordsChanged wakes all goroutines that wait for changes of claim records.
 func (d *Driver) recordsChanged() {
-	d.recordsNews.send()
+	d.change(func() {})
 	if d.options.Changed != nil {
 		d.options.Changed()
 	}

@@ -98,7 +98,6 @@ func TestUnattached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		l.lead.leads = true
 		go l.collectLoop(ctx)
 		time.Sleep(61 * time.Second) // directly after a search
 		_, err := l.prepare(ctx, own)

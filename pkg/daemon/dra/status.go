@@ -61,8 +61,7 @@ func newStatusWriter(d *Driver) *statusWriter {
 	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, retries: map[string]statusRetry{}}
 }
 
-// statusLoop writes the status of claims after ADD or DEL has changed a journal. statusLoop runs until ctx is done and writes only while
-// this instance is the leader. ADD does not wait until the status is written.
+// statusLoop writes the status of claims after ADD or DEL has changed a journal. statusLoop runs until ctx is done. ADD does not wait until the status is written.
 func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)
@@ -73,13 +72,9 @@ func (d *Driver) statusLoop(ctx context.Context) {
 		}
 	}, d.options.Log)
 	for {
-		news, turn := d.recordsNews.nextSend(), d.lead.changed.nextSend()
 		var due <-chan time.Time
-		_, first, known := d.watchInventory()
-		if known {
-			first = nil
-		}
-		if known && d.isLeader() { // before the first inventory the names of PFs are unknown
+		_, news, known := d.watchInventory()
+		if known { // before the first inventory the names of PFs are unknown
 			if again := w.writeAll(ctx); !again.IsZero() {
 				due = time.After(time.Until(again))
 			}
@@ -89,8 +84,6 @@ func (d *Driver) statusLoop(ctx context.Context) {
 			return
 		case <-journals:
 		case <-news:
-		case <-turn:
-		case <-first:
 		case <-due:
 		}
 		select {
