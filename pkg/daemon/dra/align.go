@@ -75,14 +75,13 @@ func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	if err != nil || !ok {
 		return // the claim has ended
 	}
-	i, _ := d.latestInventory()
-	d.count.claims.WithLabelValues(dev.Resource, i.isAligned(h.Address, cpus)).Inc()
+	d.count.claims.WithLabelValues(dev.Resource, d.latestInventory().isAligned(h.Address, cpus)).Inc()
 }
 
 // isAligned returns "yes" if all CPUs belong to the NUMA node of the device. If any CPU belongs to another NUMA node, the result is "no".
 // If the pod has no exclusive CPUs or the NUMA node is unknown, the result is "unknown".
 func (i Inventory) isAligned(a pci.Address, cpus []int64) string {
-	if i.Snapshot == nil || len(cpus) == 0 {
+	if len(cpus) == 0 {
 		return "unknown"
 	}
 	device, ok := i.Snapshot.Device(a)

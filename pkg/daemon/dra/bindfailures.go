@@ -59,19 +59,12 @@ func (b *bindFailures) recentFailure(a pci.Address) error {
 func (b *bindFailures) addFaults(of map[string]Fault) map[string]Fault {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var found map[string]Fault
+	all := map[string]Fault{}
+	maps.Copy(all, of)
 	for a, f := range b.byAddress {
-		if time.Since(f.at) >= retryBind {
-			continue
+		if time.Since(f.at) < retryBind {
+			all[a.String()] = Fault{Kind: bindTimeout, Text: f.err.Error()}
 		}
-		if len(found) == 0 {
-			found = map[string]Fault{}
-			maps.Copy(found, of)
-		}
-		found[a.String()] = Fault{Kind: bindTimeout, Text: f.err.Error()}
 	}
-	if found == nil {
-		return of
-	}
-	return found
+	return all
 }

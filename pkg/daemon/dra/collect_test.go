@@ -190,7 +190,7 @@ func TestLostDriver(t *testing.T) {
 			}
 			l.updateInventory(pool.Resource{API: pool.DRA, Driver: c.driver}, nil)
 			if c.last != "" {
-				i, _ := l.latestInventory()
+				i := l.latestInventory()
 				a, err := pci.ParseAddress(vf0)
 				must(t, err)
 				i.Last = map[pci.Address]pci.Device{a: {Address: a, Driver: c.last}}

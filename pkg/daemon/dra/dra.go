@@ -85,7 +85,7 @@ type Driver struct {
 	failed      chan error // receives a fatal error of the running server
 
 	mu         sync.Mutex
-	latest     *Inventory
+	latest     Inventory
 	news       chan struct{} // closed by the next change of the inventory, the records or the lead
 	leads      bool          // this instance is the leader
 	whyWaiting string        // why this instance must not serve the kubelet, or ""
@@ -101,8 +101,20 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for example if the API server is unreachable.
+// Run waits for the first inventory. Then Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for
+// example if the API server is unreachable.
 func (d *Driver) Run(ctx context.Context) {
+	for {
+		i, news := d.watchInventory()
+		if i.Snapshot != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-news:
+		}
+	}
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop, d.alignLoop) })
@@ -110,7 +122,7 @@ func (d *Driver) Run(ctx context.Context) {
 }
 
 // Update passes a new inventory to the driver. Update never blocks.
-func (d *Driver) Update(i Inventory) { d.change(func() { d.latest = &i }) }
+func (d *Driver) Update(i Inventory) { d.change(func() { d.latest = i }) }
 
 // change() changes the state of the driver and wakes all tasks that wait for a change.
 func (d *Driver) change(set func()) {
@@ -121,19 +133,17 @@ func (d *Driver) change(set func()) {
 	d.news = make(chan struct{})
 }
 
-// latestInventory returns the latest inventory. The second result is false until the daemon has called Update.
-func (d *Driver) latestInventory() (Inventory, bool) {
-	i, _, ok := d.watchInventory()
-	return i, ok
+// latestInventory returns the latest inventory.
+func (d *Driver) latestInventory() Inventory {
+	i, _ := d.watchInventory()
+	return i
 }
 
-// watchInventory is like latestInventory, and also returns a channel that the next change of the inventory or the records closes.
-func (d *Driver) watchInventory() (i Inventory, news <-chan struct{}, ok bool) {
+// watchInventory returns the latest inventory, and a channel that the next change of the inventory, the records or the lead closes.
+func (d *Driver) watchInventory() (Inventory, <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.latest != nil {
-		i, ok = *d.latest, true
-		i.Faults = d.binds.addFaults(i.Faults)
-	}
-	return i, d.news, ok
+	i := d.latest
+	i.Faults = d.binds.addFaults(i.Faults)
+	return i, d.news
 }

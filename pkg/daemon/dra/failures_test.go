@@ -84,7 +84,7 @@ func TestFailureAddressesChange(t *testing.T) {
 	must(t, err)
 	pcitest.Remove(t, l.sysfs, vf3)
 	l.repeatInventory()
-	i, _ := l.latestInventory()
+	i := l.latestInventory()
 	i.Taints = defaultTaints()
 	l.Update(i)
 	published := l.Published()
@@ -106,7 +106,7 @@ func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }
 	})
-	i, _ := l.latestInventory()
+	i := l.latestInventory()
 	i.Taints, i.Faults = defaultTaints(), map[string]Fault{vf0: {Held, "its interface is in another namespace"}}
 	l.Update(i)
 	if got := l.Published()[vf0].Taints; !slices.Equal(got, []string{"sriov.podlace.io/held:NoSchedule"}) {

@@ -34,12 +34,9 @@ func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo
 	}
-	i, _ := d.latestInventory()
+	i := d.latestInventory()
 	if last, ok := i.Last[dev.Address]; ok && last.Driver != "" {
 		return last.Driver
-	}
-	if i.Snapshot == nil {
-		return ""
 	}
 	records, err := d.records.List()
 	if err != nil {

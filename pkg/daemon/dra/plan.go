@@ -57,10 +57,7 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")
 	}
-	inventory, known := d.latestInventory()
-	if !known {
-		return claimPlan{}, errors.New("the daemon has not scanned the devices of this node yet")
-	}
+	inventory := d.latestInventory()
 	if _, _, err := readEntries(c); err != nil {
 		return claimPlan{}, err
 	}

@@ -73,6 +73,7 @@ func (b *publisherLab) start() {
 	claims := b.TempDir()
 	b.driver = New(Options{Node: "node-a", Client: b.newClient(), Claims: claims, Records: claim.NewCache(claims, ""), Metrics: b.registry,
 		Log: slog.New(slog.NewTextHandler(b.log, nil))})
+	b.driver.Update(b.machine.Inventory)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -81,7 +82,6 @@ func (b *publisherLab) start() {
 	}()
 	b.stop = sync.OnceFunc(func() { cancel(); <-done })
 	b.Cleanup(b.stop)
-	b.driver.Update(b.machine.Inventory)
 }
 
 // setFault sets or clears a fault of all VFs of a PF in one update, like the daemon.

@@ -46,8 +46,8 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 // Published returns the desired content of the ResourceSlices for each device. The key of the map is the PCI address of the device. An API
 // server without some features stores only a part of this content.
 func (d *Driver) Published() map[string]allocation.Published {
-	i, ok := d.latestInventory()
-	if !ok {
+	i := d.latestInventory()
+	if i.Snapshot == nil { // before the first Update
 		return nil
 	}
 	records, err := d.records.List()

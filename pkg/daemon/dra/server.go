@@ -31,7 +31,7 @@ const (
 // serve() answers calls of the kubelet until ctx is done. After a failure, serve() starts the server again.
 func (d *Driver) serve(ctx context.Context) {
 	for ctx.Err() == nil {
-		_, news, _ := d.watchInventory()
+		_, news := d.watchInventory()
 		if d.whyNotServing() == "" {
 			err := d.serveOnce(ctx)
 			d.setServer(nil, err)

@@ -73,11 +73,9 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}, d.options.Log)
 	for {
 		var due <-chan time.Time
-		_, news, known := d.watchInventory()
-		if known { // before the first inventory the names of PFs are unknown
-			if again := w.writeAll(ctx); !again.IsZero() {
-				due = time.After(time.Until(again))
-			}
+		_, news := d.watchInventory()
+		if again := w.writeAll(ctx); !again.IsZero() {
+			due = time.After(time.Until(again))
 		}
 		select {
 		case <-ctx.Done():
@@ -244,7 +242,7 @@ func comparedText(entries []statusEntry) string {
 // wantedEntries returns the desired status of a claim. A device gets an entry only after a pod has attached the device. The argument "had"
 // is true if the API server already has entries of this claim.
 func (w *statusWriter) wantedEntries(r claim.Record, held []sriov.Holding, had bool) (list []statusEntry) {
-	i, _ := w.latestInventory()
+	i := w.latestInventory()
 	for _, d := range r.Devices {
 		if d.Claim.Admin {
 			continue
@@ -272,9 +270,6 @@ func (e *statusEntry) fillFrom(i Inventory, h sriov.Holding) {
 	}
 	if h.MAC == "" { // a user space program has the VF, without an interface
 		e.Interface = ""
-	}
-	if i.Snapshot == nil {
-		return
 	}
 	if d, ok := i.Snapshot.Device(h.Address); ok {
 		e.Data.VF = d.VFIndex

@@ -70,11 +70,7 @@ func (c *collector) unattachedDevice(r claim.Record, held []sriov.Holding) strin
 
 // inUserspace reports whether a device has a user space driver, such as vfio-pci.
 func (c *collector) inUserspace(id string) bool {
-	i, known := c.latestInventory()
 	address, err := pci.ParseAddress(id)
-	if !known || err != nil || i.Snapshot == nil {
-		return false
-	}
-	dev, ok := i.Snapshot.Device(address)
-	return ok && sriov.Userspace(dev.Driver)
+	dev, ok := c.latestInventory().Snapshot.Device(address)
+	return err == nil && ok && sriov.Userspace(dev.Driver)
 }

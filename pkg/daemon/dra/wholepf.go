@@ -15,7 +15,7 @@ import (
 // vfsOf returns the VFs that pods cannot use while a claim has the device. The list is empty for all devices except a PF that is offered as
 // a whole.
 func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
-	if p.Whole == 0 || p.Admin || i.Snapshot == nil {
+	if p.Whole == 0 || p.Admin {
 		return nil
 	}
 	for _, d := range i.Snapshot.VFs(p.Address) {
