@@ -68,8 +68,8 @@ func (d desiredState) driverResources() *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
 }
 
-// compareDevices compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order of the
-// devices matters because the scheduler takes the first device that fits.
+// compareDevices compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order of
+// the devices matters because the scheduler takes the first device that fits.
 func compareDevices(a, b resourceapi.Device) int {
 	compare := func(name resourceapi.QualifiedName) int { // -1 becomes the largest number
 		return cmp.Compare(uint64(*a.Attributes[name].IntValue), uint64(*b.Attributes[name].IntValue))
@@ -147,8 +147,8 @@ func (d desiredState) addDevice(out []resourceapi.Device, resource string, dev p
 	return append(out, device)
 }
 
-// goneDevice returns the last published entry of a missing device. If the driver knows no published entry, goneDevice derives the attributes
-// from the address of the device.
+// goneDevice returns the last published entry of a missing device. If the driver knows no published entry, goneDevice derives the
+// attributes from the address of the device.
 func (d desiredState) goneDevice(a pci.Address, resource string) resourceapi.Device {
 	device := resourceapi.Device{Name: DeviceName(a), Attributes: d.former[DeviceName(a)].Attributes}
 	if !isSortable(device) {

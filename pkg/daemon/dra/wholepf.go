@@ -9,7 +9,6 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // vfsOf returns the VFs that pods cannot use while a claim has the device. The list is empty for all devices except a PF that is offered as
@@ -38,26 +37,9 @@ func (d *Driver) checkExcluded(p claimPlan, records []claim.Record) error {
 				records[i].Claim().UID)
 		}
 		for _, vf := range dev.vfs {
-			if why := d.whyInUse(vf); why != "" {
+			if why := d.options.InUse(vf.String()); why != "" {
 				return fmt.Errorf("PF %s: its VF %s %s", dev.Address, vf, why)
 			}
-		}
-	}
-	return nil
-}
-
-func (d *Driver) whyInUse(a pci.Address) string {
-	if d.options.InUse == nil {
-		return ""
-	}
-	return d.options.InUse(a.String())
-}
-
-// freeVFs ensures that no attachment has a VF of the given PF. freeVFs also ensures that the VFs have their former settings.
-func (d *Driver) freeVFs(dev plannedDevice) error {
-	for _, vf := range dev.vfs {
-		if err := sriov.FreeOrphan(d.options.Sysfs, vf, "", d.options.Log); err != nil {
-			return err
 		}
 	}
 	return nil
