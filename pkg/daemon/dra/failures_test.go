@@ -41,7 +41,7 @@ func TestFailureClockJump(t *testing.T) {
 	r, err := claim.Read(l.options.Claims, "c-1")
 	r.Time = r.Time.Add(24 * time.Hour)
 	must(t, err, claim.Write(l.options.Claims, r))
-	c := newCollector(l.Driver)
+	c := &collector{Driver: l.Driver}
 	for m := range 60 {
 		c.collect(t.Context(), time.Now().Add(time.Duration(m)*time.Minute))
 	}

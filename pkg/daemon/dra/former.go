@@ -3,6 +3,8 @@
 package dra
 
 import (
+	"slices"
+
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/sriov"
 )
@@ -42,16 +44,11 @@ func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if err != nil {
 		return ""
 	}
-	claimed := map[string]bool{}
-	for _, r := range records {
-		for _, o := range r.Devices {
-			claimed[o.ID] = true
-		}
-	}
 	for _, vf := range i.Snapshot.VFs(dev.PF) {
 		id := vf.Address.String()
+		claimed := slices.ContainsFunc(records, func(r claim.Record) bool { return r.Has(id) })
 		switch {
-		case vf.Address == dev.Address, claimed[id], i.Held[id] != "", vf.Driver == "", sriov.Userspace(vf.Driver):
+		case vf.Address == dev.Address, claimed, i.Held[id] != "", vf.Driver == "", sriov.Userspace(vf.Driver):
 		case driver != "" && driver != vf.Driver:
 			return ""
 		default:
