@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// rebuildEvery is the time between two searches for lost records, and between two searches for unattached devices. The record of a claim
-	// is lost if the kubelet's file contains the claim but the record does not exist.
+	// rebuildEvery is the time between two searches for lost records, unattached devices and new attachments. The record of a claim is lost if
+	// the kubelet's file contains the claim but the record does not exist.
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
@@ -33,17 +33,21 @@ const (
 	apiTimeout = 10 * time.Second
 )
 
-// The type collector deletes orphaned claim records, rebuilds lost claim records, and finds claims whose devices no pod has attached.
+// The type collector deletes orphaned claim records, rebuilds lost claim records, finds claims whose devices no pod has attached, and
+// counts attachments by their NUMA alignment.
 type collector struct {
 	*Driver
 	missing    map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
 	lost       map[string]bool      // by UID: claims in the kubelet's file without a record
 	unattached map[string]time.Time // by UID: since when no pod has a device of a prepared claim
+
+	began   time.Time
+	counted map[countedVF]bool // attachments that the NUMA alignment metric includes
 }
 
 // collectLoop runs the collector until ctx is done.
 func (d *Driver) collectLoop(ctx context.Context) {
-	c := &collector{Driver: d}
+	c := &collector{Driver: d, began: time.Now().Truncate(time.Second)}
 	defer c.count.unattached.Set(0)
 	c.reportError("", d.sweepCDI())
 	c.rebuild(ctx)
@@ -56,6 +60,7 @@ func (d *Driver) collectLoop(ctx context.Context) {
 			return
 		case now := <-rebuild.C:
 			c.findUnattached(now)
+			c.countAlignment(ctx, now)
 			c.rebuild(ctx)
 		case now := <-collect.C:
 			c.collect(ctx, now)

@@ -117,7 +117,7 @@ func (d *Driver) Run(ctx context.Context) {
 	}
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop, d.alignLoop) })
+	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop) })
 	d.serve(ctx)
 }
 

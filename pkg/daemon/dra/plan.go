@@ -43,13 +43,6 @@ type plannedDevice struct {
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
-// isOurs reports whether a claim has a device of this driver, or has no allocation. A claim without an allocation may still get a device of
-// this driver.
-func isOurs(c *resourceapi.ResourceClaim) bool {
-	return c.Status.Allocation == nil || slices.ContainsFunc(c.Status.Allocation.Devices.Results,
-		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
-}
-
 // planClaim makes a plan from the allocation of a claim. planClaim returns an error if the claim cannot be prepared. planClaim changes
 // nothing. The argument "before" is the existing record of the claim, or nil.
 func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
@@ -75,6 +68,9 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 		p.devices = append(p.devices, one)
 		p.record.Devices = append(p.record.Devices, allocation.Device{Resource: one.resource, ID: one.Address.String(), Claim: &one.Claim,
 			Config: one.config})
+	}
+	if len(p.devices) == 0 {
+		return claimPlan{}, errors.New("the claim has no device of driver " + claim.Driver)
 	}
 	warnings, err := checkConfig(c, entries, p.record.Devices)
 	for _, text := range warnings {

@@ -101,9 +101,6 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 // and mark the record as prepared.
 // The argument "lost" is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
-	if !isOurs(c) {
-		return nil, nil
-	}
 	l, err := d.lockClaim(string(c.UID))
 	if err != nil {
 		return nil, err

@@ -90,7 +90,7 @@ func TestPrepareRefuses(t *testing.T) {
 			says: `claim shop/web: device 0000-11-02-0: pool "node-b": want "node-a", the pool of this node`},
 		{title: "no such device", claim: newClaim("c-1", "web", deviceResult("a", "0000:99:00.0")),
 			says: `claim shop/web: request a: device 0000-99-00-0 does not exist, or no resource with "api": "dra" has it`},
-		{title: "another driver's", claim: newClaim("c-1", "web", other)},
+		{title: "another driver's", claim: newClaim("c-1", "web", other), says: "claim shop/web: the claim has no device of driver sriov.podlace.io"},
 		{title: "in use", claim: newClaim("c-1", "web", deviceResult("a", vf0)), says: "claim shop/web: VF 0000:11:02.0 belongs to pod shop/old",
 			change: func(o *Options) {
 				o.InUse = func(id string) string { return map[string]string{vf0: "belongs to pod shop/old"}[id] }

@@ -112,7 +112,8 @@ func (p *publisher) run(ctx context.Context) error {
 	defer c.Stop()
 	p.locked(func() { p.controller = c })
 	defer p.locked(func() { p.controller = nil })
-	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "content", describeSlices(first))
+	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "slices",
+		len(first.Pools[p.options.Node].Slices), "devices", len(p.former))
 	for {
 		select {
 		case <-ctx.Done():

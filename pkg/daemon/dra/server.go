@@ -80,8 +80,7 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 	default:
 	}
 	options := []kubeletplugin.Option{kubeletplugin.DriverName(claim.Driver), kubeletplugin.KubeClient(d.options.Client),
-		kubeletplugin.NodeName(d.options.Node), kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data),
-		kubeletplugin.Serialize(false), kubeletplugin.HealthV1(true), kubeletplugin.HealthV1alpha1(true)}
+		kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.Serialize(false)}
 	if d.options.Instance != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}

@@ -4,7 +4,6 @@ package dra
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -224,23 +223,4 @@ func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.De
 		}
 	}
 	return out
-}
-
-// describeSlices returns the numbers of slices and devices for the log.
-func describeSlices(r *resourceslice.DriverResources) string {
-	n, devices := 0, 0
-	for _, p := range r.Pools {
-		for _, s := range p.Slices {
-			n, devices = n+1, devices+len(s.Devices)
-		}
-	}
-	return countText(n, "slice") + " with " + countText(devices, "device")
-}
-
-// countText returns a number with its noun, such as "1 slice" or "2 slices".
-func countText(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprint(n, " ", noun)
 }
