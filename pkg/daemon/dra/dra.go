@@ -11,6 +11,7 @@ package dra
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -81,7 +82,6 @@ type Driver struct {
 	callTimeout time.Duration // the constant callTimeout, less in tests
 	failures    repeatLimit   // rate limit for logging repeated failures
 	count       claimCounters
-	binds       bindFailures
 	failed      chan error // receives a fatal error of the running server
 
 	mu         sync.Mutex
@@ -91,12 +91,14 @@ type Driver struct {
 	whyWaiting string        // why this instance must not serve the kubelet, or ""
 	helper     *kubeletplugin.Helper
 	whyDown    string // why no server runs
+
+	bindFailures map[pci.Address]bindFailure
 }
 
 // New returns a driver. The driver does nothing before Run is called.
 func New(o Options) *Driver {
 	d := &Driver{options: o, records: o.Records, callTimeout: callTimeout, count: newCounters(o.Metrics), failed: make(chan error, 1),
-		news: make(chan struct{}), whyWaiting: "the leading instance is not determined yet"}
+		news: make(chan struct{}), bindFailures: map[pci.Address]bindFailure{}, whyWaiting: "the leading instance is not determined yet"}
 	d.slices = newPublisher(d)
 	return d
 }
@@ -144,6 +146,12 @@ func (d *Driver) watchInventory() (Inventory, <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := d.latest
-	i.Faults = d.binds.addFaults(i.Faults)
+	i.Faults = map[string]Fault{}
+	maps.Copy(i.Faults, d.latest.Faults)
+	for a, f := range d.bindFailures {
+		if f.isRecent() {
+			i.Faults[a.String()] = Fault{Kind: bindTimeout, Text: f.err.Error()}
+		}
+	}
 	return i, d.news
 }

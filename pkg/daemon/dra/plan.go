@@ -38,6 +38,7 @@ type plannedDevice struct {
 	config    *vfconfig.Config
 	driver    string // driver to bind; "" keeps the current driver
 	restoreTo string // driver of the resource, which is bound again after the claim; "" restores the current driver
+	fresh     bool   // neither a record nor a pod of the claim had the device
 	restores  bool   // the claim chose the driver, so the former one is restored
 
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole

@@ -165,11 +165,10 @@ func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
 
 // reserve() reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
 func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record) error {
-	uid, fresh := p.devices[0].UID, []pci.Address{}
 	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
 		return err
 	}
-	attached, err := attachedTo(uid)
+	attached, err := attachedTo(p.devices[0].UID)
 	if err != nil {
 		return err
 	}
@@ -177,15 +176,11 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 		p.record.Bound, p.record.Time = slices.Clone(before.Bound), before.Time
 	}
 	for i := range p.devices {
-		isFresh, err := d.prepareToReserve(p, &p.devices[i], before == nil, attached)
-		if err != nil {
+		if err := d.prepareToReserve(p, &p.devices[i], before == nil, attached[p.devices[i].Address]); err != nil {
 			return err
 		}
-		if isFresh {
-			fresh = append(fresh, p.devices[i].Address)
-		}
 	}
-	check := func() error { return d.checkFree(*p, fresh) }
+	check := func() error { return d.checkFree(*p) }
 	change := func() error {
 		if before != nil && before.State == claim.Prepared && !slices.ContainsFunc(p.devices, plannedDevice.mustBind) {
 			return nil // the existing record already reserves the devices
@@ -196,19 +191,19 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 }
 
 // prepareToReserve reads a device from sysfs. If an earlier claim has ended without restoring the device, prepareToReserve restores the
-// device. The result `isFresh` is true if neither a record nor a pod has the device.
-func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
+// device. The argument "first" is true if no record has the device, and "attached" is true if a pod of the claim has it.
+func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first, attached bool) error {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
-		return false, err
+		return err
 	}
 	if first {
-		d.recoverDriver(p, *dev, attached[dev.Address])
+		d.recoverDriver(p, *dev, attached)
 	}
-	if attached[dev.Address] {
+	if attached {
 		dev.driver = "" // a pod has the VF with its current driver
 	}
-	isFresh = first && !attached[dev.Address]
-	return isFresh, errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // freeDevice may restore the former driver
+	dev.fresh = first && !attached
+	return errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // freeDevice may restore the former driver
 }
 
 // freeDevice ensures that a device, or a VF of a whole PF, has no attachment and has its former settings.
@@ -243,19 +238,30 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. The argument "fresh" contains the devices that the claim does not
-// have yet. checkFree also returns an error if a pod has one of these devices through the device plugin API.
-func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
+// checkFree returns an error if another claim has a device of the plan, or if a pod has, through the device plugin API, a device that is new
+// for the claim. A VF also conflicts with a claim of its whole PF, and a whole PF with a pod that has one of its VFs. Normally, the counters
+// of the PF prevent both conflicts. They can occur after a pod was deleted by force.
+func (d *Driver) checkFree(p claimPlan) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
 		return err
 	}
-	for _, a := range fresh {
-		if why := d.options.InUse(a.String()); why != "" {
-			return fmt.Errorf("VF %s %s", a, why)
+	for _, dev := range p.devices {
+		if why := d.options.InUse(dev.Address.String()); dev.fresh && why != "" {
+			return fmt.Errorf("VF %s %s", dev.Address, why)
+		}
+		i := slices.IndexFunc(records, func(r claim.Record) bool { return r.Claim().UID != dev.UID && r.Has(dev.PF.String()) })
+		if i >= 0 && dev.IsVF() && !dev.Admin {
+			return fmt.Errorf("VF %s: its PF %s still belongs to %s (uid %s), whose pod has not ended", dev.Address, dev.PF, records[i],
+				records[i].Claim().UID)
+		}
+		for _, vf := range dev.vfs {
+			if why := d.options.InUse(vf.String()); why != "" {
+				return fmt.Errorf("PF %s: its VF %s %s", dev.Address, vf, why)
+			}
 		}
 	}
-	return d.checkExcluded(p, records)
+	return nil
 }
 
 // checkOtherClaims returns an error if another claim has a device of the plan. If no other claim has one, checkOtherClaims returns the
@@ -284,7 +290,7 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 		if !dev.mustBind() {
 			continue
 		}
-		if err := d.binds.recentFailure(dev.Address); err != nil {
+		if err := d.recentBindFailure(dev.Address); err != nil {
 			return err
 		}
 		id := dev.Address.String()
@@ -324,10 +330,7 @@ func (d *Driver) rereadDevice(dev *plannedDevice) error {
 func (d *Driver) bindDriver(ctx context.Context, dev *plannedDevice) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
-	d.binds.recordBind(dev.Address, err)
-	if errors.Is(err, context.DeadlineExceeded) {
-		d.recordsChanged() // the device has a fault now
-	}
+	d.recordBind(dev.Address, err)
 	if err != nil {
 		return fmt.Errorf("bind the driver: %w", err)
 	}

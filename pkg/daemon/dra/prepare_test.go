@@ -379,7 +379,7 @@ func TestBindHangs(t *testing.T) {
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
 	before := l.latestInventory()
-	l.binds.recordBind(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
+	l.recordBind(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
 	i := l.latestInventory()
 	if diff := cmp.Diff(map[string]Fault{vf0: {bindTimeout, "bind 0000:11:02.0: context deadline exceeded"}, vf1: {LinkDown, "no carrier"}},
 		i.Faults); diff != "" || len(before.Faults) != 1 {
@@ -393,7 +393,7 @@ func TestBindHangs(t *testing.T) {
 	if left := l.fileNames(l.options.Claims); left != "" {
 		t.Errorf("records: %s", left)
 	}
-	l.binds.byAddress[a] = bindFailure{time.Now().Add(-retryBind), err}
+	l.bindFailures[a] = bindFailure{time.Now().Add(-retryBind), err}
 	if i := l.latestInventory(); len(i.Faults) != 1 {
 		t.Errorf("%v", i.Faults)
 	}
