@@ -154,7 +154,7 @@ func (d desiredState) goneDevice(a pci.Address, resource string) resourceapi.Dev
 		device.Attributes = d.attributesOf(resource, pool.Device{Device: pci.Device{Address: a, NUMANode: pci.Unknown, VFIndex: pci.Unknown}})
 		device.Attributes[attrKind] = text(kindVF)
 	}
-	d.setTaints(&device, d.goneTaints())
+	d.setTaints(&device, taint(taintGone, "", d.Taints.Gone))
 	return device
 }
 

@@ -32,9 +32,6 @@ const (
 	// statusForbidden is the pause before the next write if the API server refused a write because of a missing permission.
 	statusForbidden = time.Hour
 
-	readyCondition = "Ready"
-	reasonAttached = "Attached"
-	reasonDetached = "Detached"
 	// maxStatusIPs is the maximum number of addresses that the API accepts for one device in the status of a claim.
 	maxStatusIPs = 16
 )
@@ -220,51 +217,47 @@ func (w *statusWriter) wantedStatus(r claim.Record, held []sriov.Holding, had bo
 		switch {
 		case d.Claim.Admin:
 		case n >= 0:
-			list = append(list, i.attachedStatus(d, held[n]))
+			list = append(list, i.deviceStatus(d, &held[n]))
 		case had:
-			list = append(list, i.deviceStatus(d, metav1.Condition{Status: metav1.ConditionFalse, Reason: reasonDetached,
-				Message: "no pod has the device", LastTransitionTime: metav1.Now()}, 0))
+			list = append(list, i.deviceStatus(d, nil))
 		}
 	}
 	return list
 }
 
-// attachedStatus returns the status of a device that a pod has attached.
-func (i Inventory) attachedStatus(d allocation.Device, h sriov.Holding) resourceapi.AllocatedDeviceStatus {
-	network := &resourceapi.NetworkDeviceData{HardwareAddress: h.MAC}
-	message := "pod " + h.Pod + " has the device"
-	if h.MAC != "" { // otherwise a user space program has the VF, without an interface
-		network.InterfaceName = h.Name
-		message += " as " + h.Name
-	}
-	for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {
-		network.IPs = append(network.IPs, ip.String())
-	}
-	s := i.deviceStatus(d, metav1.Condition{Status: metav1.ConditionTrue, Reason: reasonAttached, Message: message,
-		LastTransitionTime: metav1.NewTime(h.Since)}, h.VLAN)
-	s.NetworkData = network
-	return s
-}
-
-// deviceStatus returns the status of a device without data of a network.
-func (i Inventory) deviceStatus(d allocation.Device, c metav1.Condition, vlan int) resourceapi.AllocatedDeviceStatus {
-	c.Type = readyCondition
+// deviceStatus returns the status of a device. The argument `h` is the attachment of the device, or nil if no pod has the device.
+func (i Inventory) deviceStatus(d allocation.Device, h *sriov.Holding) resourceapi.AllocatedDeviceStatus {
+	ready := metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Detached", Message: "no pod has the device",
+		LastTransitionTime: metav1.Now()}
 	data := struct { // in the order of the API server
 		Address string `json:"pciAddress"`
 		PF      string `json:"pf,omitempty"`
 		VF      int    `json:"vf"`
 		VLAN    int    `json:"vlan,omitempty"`
-	}{Address: d.ID, VLAN: vlan}
+	}{Address: d.ID}
 	if a, err := pci.ParseAddress(d.ID); err == nil {
 		if dev, ok := i.Snapshot.Device(a); ok {
 			data.PF, data.VF = i.pfName(i.pfOf(dev)), dev.VFIndex
 		}
 	}
-	raw, _ := json.Marshal(data)
-	s := resourceapi.AllocatedDeviceStatus{Driver: claim.Driver, Pool: d.Claim.Pool, Device: d.Claim.Device,
-		Conditions: []metav1.Condition{c}, Data: &runtime.RawExtension{Raw: raw}}
+	s := resourceapi.AllocatedDeviceStatus{Driver: claim.Driver, Pool: d.Claim.Pool, Device: d.Claim.Device}
 	if d.Claim.ShareID != "" {
 		s.ShareID = &d.Claim.ShareID
 	}
+	if h != nil {
+		data.VLAN = h.VLAN
+		ready.Status, ready.Reason, ready.LastTransitionTime = metav1.ConditionTrue, "Attached", metav1.NewTime(h.Since)
+		ready.Message = "pod " + h.Pod + " has the device"
+		s.NetworkData = &resourceapi.NetworkDeviceData{HardwareAddress: h.MAC}
+		if h.MAC != "" { // otherwise a user space program has the VF, without an interface
+			s.NetworkData.InterfaceName = h.Name
+			ready.Message += " as " + h.Name
+		}
+		for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {
+			s.NetworkData.IPs = append(s.NetworkData.IPs, ip.String())
+		}
+	}
+	raw, _ := json.Marshal(data)
+	s.Conditions, s.Data = []metav1.Condition{ready}, &runtime.RawExtension{Raw: raw}
 	return s
 }
