@@ -23,8 +23,8 @@ type countedVF struct {
 }
 
 // countAlignment counts new attachments of claimed VFs in a metric, if they were created after the start of the collector. The metric
-// distinguishes VFs on the NUMA node of their pod's CPUs from all other VFs. This metric is useful because the kubelet chooses the CPUs of a
-// pod without regard to the devices of claims.
+// distinguishes VFs on the NUMA node of their pod's CPUs from all other VFs. This metric is useful because the kubelet chooses the CPUs of
+// a pod without regard to the devices of claims.
 func (c *collector) countAlignment(ctx context.Context, now time.Time) {
 	held, err := sriov.Holdings()
 	if err != nil {

@@ -25,9 +25,9 @@ const (
 	leadInterval = 500 * time.Millisecond
 )
 
-// Leads reports whether this instance is the leader. Only the leader publishes devices, collects claim records, writes the status of claims,
-// changes PFs and drivers, and restores VFs. In contrast, every instance prepares claims. Another instance on the node may be the leader,
-// for example an older version during an update.
+// Leads reports whether this instance is the leader. Only the leader publishes devices, collects claim records, writes the status of
+// claims, changes PFs and drivers, and restores VFs. In contrast, every instance prepares claims. Another instance on the node may be the
+// leader, for example an older version during an update.
 func (d *Driver) Leads() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

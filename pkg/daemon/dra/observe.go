@@ -54,8 +54,8 @@ func (o observedClient) Watch(ctx context.Context, options metav1.ListOptions) (
 
 // Create creates a ResourceSlice that is owned by the current Node object. If the owner had the UID of a deleted Node, the garbage
 // collector would delete the slice at once. The library reads the UID only once.
-func (o observedClient) Create(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.CreateOptions) (*resourceapi.ResourceSlice,
-	error) {
+func (o observedClient) Create(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.CreateOptions) (
+	*resourceapi.ResourceSlice, error) {
 	uid, err := o.p.nodeUID(ctx)
 	if err != nil {
 		return nil, err

@@ -113,8 +113,8 @@ func recordedDevice(r *claim.Record, name, request string) (allocation.Device, b
 }
 
 // planDevice makes the plan for the device of one allocation result. The allocation result must belong to this driver and this node.
-func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, entries []configEntry, result int, before *claim.Record) (plannedDevice,
-	error) {
+func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, entries []configEntry, result int, before *claim.Record) (
+	plannedDevice, error) {
 	r := c.Status.Allocation.Devices.Results[result]
 	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
 		PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,

@@ -238,9 +238,9 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan, or if a pod has, through the device plugin API, a device that is new
-// for the claim. A VF also conflicts with a claim of its whole PF, and a whole PF with a pod that has one of its VFs. Normally, the counters
-// of the PF prevent both conflicts. They can occur after a pod was deleted by force.
+// checkFree returns an error if another claim has a device of the plan, or if a pod has, through the device plugin API, a device that is
+// new for the claim. A VF also conflicts with a claim of its whole PF, and a whole PF with a pod that has one of its VFs. Normally, the
+// counters of the PF prevent both conflicts. They can occur after a pod was deleted by force.
 func (d *Driver) checkFree(p claimPlan) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {

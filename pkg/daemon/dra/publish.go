@@ -157,8 +157,8 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update() passes the desired slices to the controller if they have changed. If the API server has refused these slices, update() passes the
-// last accepted slices, so that the pool stays complete. update() holds the lock, so that no comparison starts before p.submitted is
+// update() passes the desired slices to the controller if they have changed. If the API server has refused these slices, update() passes
+// the last accepted slices, so that the pool stays complete. update() holds the lock, so that no comparison starts before p.submitted is
 // changed: the publisher would attribute its result to the wrong slices.
 func (p *publisher) update(c *resourceslice.Controller, want *resourceslice.DriverResources) {
 	p.mu.Lock()

@@ -76,7 +76,8 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 		}
 	}
 	select {
-	case <-d.failed: // of the former server
+	case err := <-d.failed:
+		d.options.Log.Debug("the former server failed again", "error", err)
 	default:
 	}
 	options := []kubeletplugin.Option{kubeletplugin.DriverName(claim.Driver), kubeletplugin.KubeClient(d.options.Client),
