@@ -123,7 +123,11 @@ func (p *publisher) currentFeatures(now time.Time) sliceFeatures {
 // 1.35, which refuses counters in slices without devices.
 func (p *publisher) noteRefusal(err error) {
 	var refused *resourceslice.DriverResources
-	p.locked(func() { refused = p.syncing })
+	var known bool // a comparison may follow before the loop in run() has gone back to the accepted slices
+	p.locked(func() { refused, known = p.syncing, p.refused != nil })
+	if known {
+		return
+	}
 	if slices.ContainsFunc(refused.Pools[p.options.Node].Slices, func(s resourceslice.Slice) bool { return len(s.SharedCounters) > 0 }) {
 		p.disable(featureCounters, "the API server refuses counters in slices without devices: it is older than Kubernetes 1.35", err)
 		return

@@ -56,7 +56,7 @@ func (d desiredState) driverResources() *resourceslice.DriverResources {
 	slices.SortFunc(devices, compareDevices)
 	for len(devices) > 0 {
 		n := 0
-		for n < len(devices) && n < maxDevices && attrText(devices[n], attrPFAddress) == attrText(devices[0], attrPFAddress) {
+		for n < len(devices) && n < maxDevices && pfAddress(devices[n]) == pfAddress(devices[0]) {
 			n++
 		}
 		out, devices = append(out, resourceslice.Slice{Devices: devices[:n:n]}), devices[n:]
@@ -73,13 +73,11 @@ func compareDevices(a, b resourceapi.Device) int {
 	compare := func(name resourceapi.QualifiedName) int { // -1 becomes the largest number
 		return cmp.Compare(uint64(*a.Attributes[name].IntValue), uint64(*b.Attributes[name].IntValue))
 	}
-	return cmp.Or(compare(attrNUMA), strings.Compare(attrText(a, attrPFAddress), attrText(b, attrPFAddress)), compare(attrVF),
+	return cmp.Or(compare(attrNUMA), strings.Compare(pfAddress(a), pfAddress(b)), compare(attrVF),
 		strings.Compare(a.Name, b.Name))
 }
 
-func attrText(d resourceapi.Device, name resourceapi.QualifiedName) string {
-	return *d.Attributes[name].StringValue
-}
+func pfAddress(d resourceapi.Device) string { return *d.Attributes[attrPFAddress].StringValue }
 
 // allDevices returns all devices to publish, in no particular order.
 func (d desiredState) allDevices() (out []resourceapi.Device) {
