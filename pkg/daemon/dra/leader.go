@@ -48,11 +48,11 @@ func (d *Driver) holdLead(ctx context.Context, tasks ...func(context.Context)) {
 		}
 		waits := d.whyWait(leader, err)
 		d.setLead(false, waits)
-		if level := slog.LevelError; d.failures.isDue("lead", err, time.Now()) {
-			if leader != "" {
-				level = slog.LevelInfo
+		if level, text := slog.LevelInfo, "another instance leads"; d.failures.isDue("lead", err, time.Now()) {
+			if leader == "" {
+				level, text = slog.LevelError, "this instance cannot lead; retrying"
 			}
-			d.options.Log.Log(ctx, level, "this instance does not lead; retrying", "instance", d.instanceName(), "error", err, "waits", waits)
+			d.options.Log.Log(ctx, level, text, "instance", d.instanceName(), "error", err, "waits", waits)
 		}
 		select {
 		case <-ctx.Done():
