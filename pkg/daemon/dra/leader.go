@@ -46,9 +46,9 @@ func (d *Driver) holdLead(ctx context.Context, tasks ...func(context.Context)) {
 		if err == nil {
 			continue
 		}
-		waits := d.whyWait(leader, err)
-		d.setLead(false, waits)
 		if level, text := slog.LevelInfo, "another instance leads"; d.failures.isDue("lead", err, time.Now()) {
+			waits := d.whyWait(leader, err)
+			d.setLead(false, waits)
 			if leader == "" {
 				level, text = slog.LevelError, "this instance cannot lead; retrying"
 			}

@@ -98,8 +98,7 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 
 // prepare() makes the devices of a claim ready for its pods. prepare() is idempotent and safe against crashes: the next call continues
 // after the last completed step. prepare() has four steps: reserve the devices in a record, bind the drivers, write the CDI specification,
-// and mark the record as prepared.
-// The argument "lost" is true if the claim was prepared earlier but its record was lost.
+// and mark the record as prepared. The argument "lost" is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	l, err := d.lockClaim(string(c.UID))
 	if err != nil {
