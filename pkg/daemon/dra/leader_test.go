@@ -204,10 +204,10 @@ func TestServerFails(t *testing.T) {
 }
 
 // TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader, and keeps the lock until they have
-// ended. The leader's tasks start again when the instance becomes the leader again.
+// ended. The leader's tasks start again when the instance becomes the leader again. The daemon is told, because it may change devices then.
 func TestWhileLeading(t *testing.T) {
-	l := newDRALab(t)
-	var begun, ended atomic.Int32
+	var begun, ended, told atomic.Int32
+	l := newDRALab(t, func(o *Options) { o.Changed = func() { told.Add(1) } })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -222,7 +222,7 @@ func TestWhileLeading(t *testing.T) {
 		})
 	}()
 	for i := range int32(2) {
-		l.await("begins", func() bool { return begun.Load() == i+1 && l.Leads() })
+		l.await("begins", func() bool { return begun.Load() == i+1 && l.Leads() && told.Load() == i+1 })
 		unlock := l.takeLead()
 		l.await("ends", func() bool { return ended.Load() == i+1 && !l.Leads() })
 		time.Sleep(2 * leadInterval)
