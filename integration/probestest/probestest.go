@@ -20,9 +20,9 @@ func CompareList(file string, c prometheus.Collector) (string, error) {
 	return cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), metricLines(c)), err
 }
 
-// metricLines returns one line for each metric that a collector describes: its name, its type and its sorted labels. The collector's
-// description of a metric contains no type. The suffix of the metric's name therefore determines its type. The name of a counter ends in
-// _total, and the name of a histogram of sriov-device-plugin ends in _seconds.
+// metricLines returns one line for each metric that a collector describes, even if the collector describes it several times: its name, its
+// type and its sorted labels. The collector's description of a metric contains no type. The suffix of the metric's name therefore
+// determines its type. The name of a counter ends in _total, and the name of a histogram of sriov-device-plugin ends in _seconds.
 func metricLines(c prometheus.Collector) (lines []string) {
 	described := make(chan *prometheus.Desc)
 	go func() {
@@ -44,5 +44,5 @@ func metricLines(c prometheus.Collector) (lines []string) {
 		lines = append(lines, strings.TrimSpace(match[1]+" "+kind+" "+strings.Join(labels, ",")))
 	}
 	slices.Sort(lines)
-	return lines
+	return slices.Compact(lines)
 }

@@ -13,11 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-const (
-	alignEvery = 10 * time.Second
-	// alignAfter is the time from a pod's ADD until the kubelet certainly lists the CPUs of the pod.
-	alignAfter = 5 * time.Second
-)
+// alignAfter is the time from a pod's ADD until the kubelet certainly lists the CPUs of the pod.
+const alignAfter = 5 * time.Second
 
 // countedVF identifies an attachment that the NUMA alignment metric already includes.
 type countedVF struct {
@@ -25,50 +22,33 @@ type countedVF struct {
 	container string
 }
 
-// alignLoop counts claimed VFs in a metric until ctx is done. The metric distinguishes VFs on the NUMA node of their pod's CPUs from all
-// other VFs. This metric is useful because the kubelet chooses the CPUs of a pod without regard to the devices of claims.
-func (d *Driver) alignLoop(ctx context.Context) {
-	began, done := time.Now().Truncate(time.Second), map[countedVF]bool{}
-	tick := time.NewTicker(alignEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			if d.isLeader() {
-				done = d.countAlignment(ctx, began, now, done)
-			}
-		}
-	}
-}
-
-// countAlignment adds new attachments to the NUMA alignment metric, if they were created after the start of alignLoop. countAlignment
-// returns those counted attachments that still exist.
-func (d *Driver) countAlignment(ctx context.Context, began, now time.Time, done map[countedVF]bool) map[countedVF]bool {
+// countAlignment counts new attachments of claimed VFs in a metric, if they were created after the start of the collector. The metric
+// distinguishes VFs on the NUMA node of their pod's CPUs from all other VFs. This metric is useful because the kubelet chooses the CPUs of
+// a pod without regard to the devices of claims.
+func (c *collector) countAlignment(ctx context.Context, now time.Time) {
 	held, err := sriov.Holdings()
 	if err != nil {
-		return done
+		return // collect() logs the error
 	}
 	var cpus map[string][]int64
-	counts := map[countedVF]bool{}
+	counted := map[countedVF]bool{}
 	for _, h := range held {
 		key := countedVF{h.Address, h.ContainerID}
-		if h.Claim == nil || h.Since.Before(began) || now.Sub(h.Since) < alignAfter {
+		if h.Claim == nil || h.Since.Before(c.began) || now.Sub(h.Since) < alignAfter {
 			continue
 		}
-		if !done[key] {
+		if !c.counted[key] {
 			if cpus == nil {
-				if cpus, err = podresources.CPUs(ctx, podresources.At(d.options.Kubelet)); err != nil {
-					d.options.Log.Debug("could not list the CPUs of pods", "error", err)
-					return done
+				if cpus, err = podresources.CPUs(ctx, podresources.At(c.options.Kubelet)); err != nil {
+					c.options.Log.Debug("could not list the CPUs of pods", "error", err)
+					return
 				}
 			}
-			d.countAligned(h, cpus[h.Pod])
+			c.countAligned(h, cpus[h.Pod])
 		}
-		counts[key] = true
+		counted[key] = true
 	}
-	return counts
+	c.counted = counted
 }
 
 func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
@@ -77,14 +57,13 @@ func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	if err != nil || !ok {
 		return // the claim has ended
 	}
-	i, _ := d.latestInventory()
-	d.count.claims.WithLabelValues(dev.Resource, i.isAligned(h.Address, cpus)).Inc()
+	d.count.claims.WithLabelValues(dev.Resource, d.latestInventory().isAligned(h.Address, cpus)).Inc()
 }
 
 // isAligned returns "yes" if all CPUs belong to the NUMA node of the device. If any CPU belongs to another NUMA node, the result is "no".
 // If the pod has no exclusive CPUs or the NUMA node is unknown, the result is "unknown".
 func (i Inventory) isAligned(a pci.Address, cpus []int64) string {
-	if i.Snapshot == nil || len(cpus) == 0 {
+	if len(cpus) == 0 {
 		return "unknown"
 	}
 	device, ok := i.Snapshot.Device(a)

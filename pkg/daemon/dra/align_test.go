@@ -57,12 +57,13 @@ func TestAligned(t *testing.T) {
 		l.writeJournal(own, c.address, c.pod, "/proc/self/ns/net")
 		defer l.detach(c.address)
 	}
-	done := l.countAlignment(t.Context(), began.Truncate(time.Second), time.Now(), nil)
-	if len(done) != 0 {
-		t.Errorf("counted before containers run: %v", done)
+	collector := &collector{Driver: l.Driver, began: began.Truncate(time.Second)}
+	collector.countAlignment(t.Context(), time.Now())
+	if len(collector.counted) != 0 {
+		t.Errorf("counted before containers run: %v", collector.counted)
 	}
 	for range 3 {
-		done = l.countAlignment(t.Context(), began.Truncate(time.Second), time.Now().Add(alignAfter), done)
+		collector.countAlignment(t.Context(), time.Now().Add(alignAfter))
 	}
 	got := map[string]float64{}
 	families, err := registry.Gather()

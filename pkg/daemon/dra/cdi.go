@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -111,46 +113,27 @@ func (d *Driver) writeCDI(p claimPlan) error {
 	return dir.Write(name, data, 0o644)
 }
 
-// openCDI opens the folder of CDI specifications. If the folder does not exist, openCDI returns nil and no error.
-func (d *Driver) openCDI() (*store.Dir, error) {
-	if d.options.CDI == "" {
-		return nil, nil
-	}
-	dir, err := store.Open(d.options.CDI)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return dir, nil
-}
-
 // removeCDI deletes the CDI specification of a claim. removeCDI has no effect if the specification does not exist.
 func (d *Driver) removeCDI(uid string) error {
-	dir, err := d.openCDI()
-	if dir == nil {
+	if d.options.CDI == "" {
+		return nil
+	}
+	if err := os.Remove(filepath.Join(d.options.CDI, cdiFile(uid))); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	defer dir.Close()
-	return dir.Remove(cdiFile(uid))
+	return nil
 }
 
 // sweepCDI deletes the CDI specifications of claims that have no record.
 func (d *Driver) sweepCDI() error {
-	dir, err := d.openCDI()
-	if dir == nil {
-		return err
+	if d.options.CDI == "" {
+		return nil
 	}
-	defer dir.Close()
-	names, err := dir.List()
+	paths, err := filepath.Glob(filepath.Join(d.options.CDI, cdiFile("*")))
 	errs := []error{err}
-	for _, name := range names {
-		uid, ours := strings.CutPrefix(name, claim.Driver+"-")
-		uid, isSpec := strings.CutSuffix(uid, ".json")
-		if ours && isSpec {
-			errs = append(errs, d.sweepOne(uid))
-		}
+	for _, path := range paths {
+		uid := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), claim.Driver+"-"), ".json")
+		errs = append(errs, d.sweepOne(uid))
 	}
 	return errors.Join(errs...)
 }

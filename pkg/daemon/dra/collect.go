@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,8 @@ import (
 )
 
 const (
-	// rebuildEvery is the time between two searches for lost records, and between two searches for unattached devices. The record of a claim
-	// is lost if the kubelet's file contains the claim but the record does not exist.
+	// rebuildEvery is the time between two searches for lost records, unattached devices and new attachments. The record of a claim is lost if
+	// the kubelet's file contains the claim but the record does not exist.
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
@@ -28,60 +29,41 @@ const (
 	orphanedAfter = 2 * time.Minute
 	// orphanedUnread is used instead of orphanedAfter while the kubelet's file cannot be read.
 	orphanedUnread = 10 * time.Minute
-	// longestRebuild is the maximum pause between two attempts to rebuild a lost record.
-	longestRebuild = time.Minute
 
 	apiTimeout = 10 * time.Second
 )
 
-// The type collector deletes orphaned claim records and rebuilds lost claim records.
+// The type collector deletes orphaned claim records, rebuilds lost claim records, finds claims whose devices no pod has attached, and
+// counts attachments by their NUMA alignment.
 type collector struct {
 	*Driver
-	missing  map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
-	unreadAt time.Time            // time since which the kubelet's file is unreadable; zero if the file is readable
-	lost     map[string]lostRecord
-
+	missing    map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
+	lost       map[string]bool      // by UID: claims in the kubelet's file without a record
 	unattached map[string]time.Time // by UID: since when no pod has a device of a prepared claim
-	warned     map[string]bool      // UIDs of unattached claims that were logged
+
+	began   time.Time
+	counted map[countedVF]bool // attachments that the NUMA alignment metric includes
 }
 
-// lostRecord describes a claim in the kubelet's file whose record is missing.
-type lostRecord struct {
-	since, next time.Time
-	pause       time.Duration
-}
-
-func newCollector(d *Driver) *collector {
-	return &collector{Driver: d, missing: map[string]time.Time{}, lost: map[string]lostRecord{}, warned: map[string]bool{}}
-}
-
-// collectLoop runs the collector until ctx is done. The collector works only while this instance of the daemon is the leader.
+// collectLoop runs the collector until ctx is done.
 func (d *Driver) collectLoop(ctx context.Context) {
-	c := newCollector(d)
+	c := &collector{Driver: d, began: time.Now().Truncate(time.Second)}
+	defer c.count.unattached.Set(0)
+	c.reportError("", d.sweepCDI())
+	c.rebuild(ctx)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()
 	defer collect.Stop()
-	for led := false; ; {
-		turn := d.lead.changed.nextSend()
-		now, leads := time.Now(), d.isLeader()
-		if leads && !led {
-			c.reportError("", d.sweepCDI())
-			c.rebuild(ctx, now)
-		}
-		led = leads
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-turn:
-		case now = <-rebuild.C:
-			if d.isLeader() {
-				c.findUnattached(now)
-				c.rebuild(ctx, now)
-			}
-		case now = <-collect.C:
-			if d.isLeader() {
-				c.collect(ctx, now)
-			}
+		case now := <-rebuild.C:
+			c.findUnattached(now)
+			c.countAlignment(ctx, now)
+			c.rebuild(ctx)
+		case now := <-collect.C:
+			c.collect(ctx, now)
 		}
 	}
 }
@@ -96,59 +78,30 @@ func (c *collector) reportError(uid string, err error) {
 // collect() unprepares ended claims that the kubelet has not unprepared. A claim has ended if it is missing from the kubelet's file, no pod
 // has its VFs, and the API server confirms the end of the claim.
 func (c *collector) collect(ctx context.Context, now time.Time) {
-	records, err := c.records.List()
-	c.reportError("", err)
+	records, errRecords := c.records.List()
 	held, err := sriov.Holdings()
-	if err != nil {
-		c.reportError("", err)
+	if c.reportError("", errors.Join(errRecords, err)); err != nil {
 		return
 	}
-	noted, grace := c.kubeletClaims(now)
-	seen := map[string]bool{}
+	grace := orphanedAfter
+	notes, err := claim.KubeletClaims(c.options.Kubelet)
+	if err != nil {
+		grace = orphanedUnread
+	}
+	missing := map[string]time.Time{}
 	for _, r := range records {
 		uid := r.Claim().UID
-		if seen[uid] = true; r.State == claim.Damaged {
-			continue // without the record, the former drivers of the devices are unknown
-		}
-		if noted[uid] {
-			delete(c.missing, uid)
+		noted := slices.ContainsFunc(notes, func(n claim.KubeletClaim) bool { return n.UID == uid })
+		if noted || r.State == claim.Damaged { // without the record, the former drivers of the devices are unknown
 			continue
 		}
-		if _, ok := c.missing[uid]; !ok {
-			c.missing[uid] = now
-		}
+		missing[uid] = cmp.Or(c.missing[uid], now)
 		inPod := slices.ContainsFunc(held, func(h sriov.Holding) bool { return h.Claim != nil && h.Claim.UID == uid && !h.Gone() })
-		if now.Sub(c.missing[uid]) >= grace && !inPod {
+		if now.Sub(missing[uid]) >= grace && !inPod {
 			c.reportError(uid, c.collectOne(ctx, r))
 		}
 	}
-	for uid := range c.missing {
-		if !seen[uid] {
-			delete(c.missing, uid)
-		}
-	}
-}
-
-// kubeletClaims returns the claims in the kubelet's file. kubeletClaims also returns for how long a claim must be missing from the
-// kubelet's file before its record may be orphaned.
-func (c *collector) kubeletClaims(now time.Time) (map[string]bool, time.Duration) {
-	notes, err := claim.KubeletClaims(c.options.Kubelet)
-	if err != nil {
-		if c.unreadAt.IsZero() {
-			c.unreadAt = now
-			clear(c.missing) // the times may be outdated
-		}
-		return nil, orphanedUnread
-	}
-	if !c.unreadAt.IsZero() {
-		c.unreadAt = time.Time{}
-		clear(c.missing)
-	}
-	uids := map[string]bool{}
-	for _, n := range notes {
-		uids[n.UID] = true
-	}
-	return uids, orphanedAfter
+	c.missing = missing
 }
 
 // collectOne unprepares a claim if the API server confirms that the claim has ended.
@@ -195,27 +148,20 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 // rebuild() recreates lost claim records from the claims in the API server. A record counts as lost if two searches in a row have not found
 // the record. A single search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its
 // file.
-func (c *collector) rebuild(ctx context.Context, now time.Time) {
+func (c *collector) rebuild(ctx context.Context) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {
 		return // without the kubelet's file, lost records are unknown
 	}
-	lost := map[string]lostRecord{}
+	lost := map[string]bool{}
 	for _, n := range notes {
-		if len(n.Devices) == 0 {
-			continue // the claim has never been prepared; the kubelet itself retries Prepare
+		_, err := claim.Read(c.options.Claims, n.UID)
+		if len(n.Devices) == 0 || !errors.Is(err, fs.ErrNotExist) {
+			continue // without devices, the claim has never been prepared; the kubelet itself retries Prepare
 		}
-		if _, err := claim.Read(c.options.Claims, n.UID); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		l, again := c.lost[n.UID]
-		if !again {
-			l = lostRecord{since: now, next: now.Add(rebuildEvery / 2), pause: rebuildEvery}
-		} else if !now.Before(l.next) {
-			l.next, l.pause = now.Add(l.pause), min(2*l.pause, longestRebuild)
+		if lost[n.UID] = true; c.lost[n.UID] {
 			c.reportError(n.UID, c.rebuildOne(ctx, n))
 		}
-		lost[n.UID] = l
 	}
 	c.lost = lost
 }
@@ -226,10 +172,10 @@ func (c *collector) rebuildOne(ctx context.Context, n claim.KubeletClaim) error 
 	if apierrors.IsNotFound(err) || err == nil && string(now.UID) != n.UID {
 		return nil // the kubelet will forget the claim soon
 	}
-	if err != nil {
-		return fmt.Errorf("the record of %s is lost and cannot be rebuilt: %w", n, err)
+	if err == nil {
+		_, err = c.prepareWithin(ctx, now, true)
 	}
-	if _, err := c.prepareWithin(ctx, now, true); err != nil {
+	if err != nil {
 		return fmt.Errorf("the record of %s is lost and cannot be rebuilt: %w", n, err)
 	}
 	c.options.Log.Warn("rebuilt the lost record of a claim", "claim", n.String(), "uid", n.UID)

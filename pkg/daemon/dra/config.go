@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -24,9 +25,12 @@ type configEntry struct {
 	path string // class and path of its parameters in the class, or path in the claim, for errors
 }
 
-// readEntries returns the config entries for this driver in two lists: the entries of classes and the entries of the claim. Each list has
-// the same order as the allocation. readEntries ignores entries for other drivers.
-func readEntries(c *resourceapi.ResourceClaim) (ofClass, ofClaim []configEntry, err error) {
+// ofClaim reports whether the entry comes from the claim, and not from a class.
+func (e configEntry) ofClaim() bool { return e.api.Source == resourceapi.AllocationConfigSourceClaim }
+
+// readEntries returns the config entries for this driver: first the entries of classes, then the entries of the claim. Both have the same
+// order as in the allocation.
+func readEntries(c *resourceapi.ResourceClaim) (entries []configEntry, err error) {
 	inClaim := -1
 	for i, entry := range c.Status.Allocation.Devices.Config {
 		at := ""
@@ -42,18 +46,15 @@ func readEntries(c *resourceapi.ResourceClaim) (ofClass, ofClaim []configEntry, 
 		}
 		e := configEntry{api: entry, path: at + ".opaque.parameters"}
 		if at == "" {
-			return nil, nil, fmt.Errorf("status.allocation.devices.config[%d].source: %q: want FromClass or FromClaim", i, entry.Source)
+			return nil, fmt.Errorf("status.allocation.devices.config[%d].source: %q: want FromClass or FromClaim", i, entry.Source)
 		}
 		if e.Entry, err = vfconfig.Decode(entry.Opaque.Parameters.Raw, e.path); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		if entry.Source == resourceapi.AllocationConfigSourceClass {
-			ofClass = append(ofClass, e)
-		} else {
-			ofClaim = append(ofClaim, e)
-		}
+		entries = append(entries, e)
 	}
-	return ofClass, ofClaim, nil
+	slices.SortStableFunc(entries, func(a, b configEntry) int { return strings.Compare(string(b.api.Source), string(a.api.Source)) })
+	return entries, nil
 }
 
 // nextInClaim returns the index that an entry of the allocation has in the claim's specification. The argument "last" is the index of the
@@ -93,40 +94,28 @@ func pathInClass(c *resourceapi.ResourceClaim, i int) string {
 	return fmt.Sprintf("class %s: config[%d]", classes[0], index)
 }
 
-// isRequested reports whether a config entry applies to the request of an allocation result. An entry applies if it lists the request,
-// lists the parent of the subrequest, or lists no request at all.
-func (e configEntry) isRequested(result resourceapi.DeviceRequestAllocationResult) bool {
-	return len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
-}
-
-// appliesTo reports whether a config entry applies to an allocation result with a device of the given resource.
+// appliesTo reports whether a config entry applies to an allocation result with a device of the given resource. An entry applies if it
+// lists the request, lists the parent of the subrequest, or lists no request at all.
 func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
-	return e.isRequested(result) && (e.Resource == "" || e.Resource == resource)
+	return (e.Resource == "" || e.Resource == resource) &&
+		len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
 // configFor returns the merged configuration for the device of an allocation result. configFor returns nil if no config entry applies to
 // the device. The settings of the claim override the settings of the class. The configuration of the resource determines which settings a
 // claim may contain.
-func configFor(c *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (
-	*vfconfig.Config, error) {
-	ofClass, ofClaim, err := readEntries(c)
-	if err != nil {
-		return nil, err
-	}
+func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config, error) {
 	var merged *vfconfig.Config
-	for _, e := range ofClass {
-		if e.appliesTo(result, resource.FullName()) {
-			merged = vfconfig.Merge(merged, &e.Config)
-		}
-	}
-	for _, e := range ofClaim {
+	for _, e := range entries {
 		if !e.appliesTo(result, resource.FullName()) {
 			continue
 		}
-		if err := resource.ClaimMay.Check(&e.Config); err != nil {
-			return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, resource.FullName())
+		if e.ofClaim() {
+			if err := resource.ClaimMay.Check(&e.Config); err != nil {
+				return nil, fmt.Errorf("%s.%w of resource %s", e.path, err, resource.FullName())
+			}
+			e.Claimed = e.Set()
 		}
-		e.Claimed = e.Set()
 		merged = vfconfig.Merge(merged, &e.Config)
 	}
 	if err := merged.Validate(); err != nil {
@@ -173,35 +162,28 @@ func checkSingle(c *resourceapi.ResourceClaim, devices []allocation.Device, entr
 // checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also
 // returns an error if it is unknown which class an entry comes from. For a class entry that applies to no device, checkConfig returns a
 // warning.
-func checkConfig(c *resourceapi.ResourceClaim, devices []allocation.Device) (warnings []string, err error) {
-	ofClass, ofClaim, err := readEntries(c)
-	if err != nil {
-		return nil, err
-	}
-	unused := func(e configEntry, admin bool) bool {
-		return !slices.ContainsFunc(devices, func(d allocation.Device) bool {
+func checkConfig(c *resourceapi.ResourceClaim, entries []configEntry, devices []allocation.Device) (warnings []string, err error) {
+	for _, e := range entries {
+		used, set := false, false // by a device, and by a device that gets the settings
+		for _, d := range devices {
 			result := c.Status.Allocation.Devices.Results[d.Claim.Result]
-			return (admin || !isAdmin(result)) && e.appliesTo(result, d.Resource)
-		})
-	}
-	for _, e := range ofClass {
-		if unused(e, true) {
-			warnings = append(warnings, fmt.Sprintf("%s applies to no device of the claim%s", e.path, e.scopeText()))
+			applies := e.appliesTo(result, d.Resource)
+			used, set = used || applies, set || applies && !isAdmin(result)
 		}
-	}
-	for _, e := range ofClaim {
-		switch {
-		case !unused(e, false) || e.forAlternative(c):
-		case unused(e, true):
-			return warnings, fmt.Errorf("%s applies to no device of the claim%s", e.path, e.scopeText())
+		switch unused := e.path + " applies to no device of the claim" + e.scopeText(); {
+		case !e.ofClaim() && !used:
+			warnings = append(warnings, unused)
+		case !e.ofClaim() || set || e.forAlternative(c):
+		case !used:
+			return warnings, errors.New(unused)
 		default:
 			return warnings, fmt.Errorf("%s applies only to devices with adminAccess, which get no settings%s", e.path, e.scopeText())
 		}
 	}
-	if err := checkSingle(c, devices, slices.Concat(ofClass, ofClaim)); err != nil {
+	if err := checkSingle(c, devices, entries); err != nil {
 		return warnings, err
 	}
-	return warnings, checkClasses(c, ofClass)
+	return warnings, checkClasses(c, entries)
 }
 
 // forAlternative reports whether a config entry may be meant for an alternative that the scheduler did not choose. An entry may be meant
@@ -229,14 +211,16 @@ func (e configEntry) scopeText() string {
 
 // checkClasses returns an error if it is unknown which class a class entry comes from. Before Kubernetes 1.35, class entries contain no
 // requests, so an entry may come from any class of the claim. Since Kubernetes 1.35, an entry without requests applies to all requests.
-func checkClasses(c *resourceapi.ResourceClaim, ofClass []configEntry) error {
+func checkClasses(c *resourceapi.ResourceClaim, entries []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {
 		if name := classOf(c, r.Request); r.Driver == claim.Driver && !slices.Contains(classes, name) {
 			classes = append(classes, name)
 		}
 	}
-	ofClass = slices.DeleteFunc(slices.Clone(ofClass), func(e configEntry) bool { return len(e.api.Requests) > 0 || e.Resource != "" })
+	ofClass := slices.DeleteFunc(slices.Clone(entries), func(e configEntry) bool {
+		return e.ofClaim() || len(e.api.Requests) > 0 || e.Resource != ""
+	})
 	if len(classes) < 2 || len(ofClass) == 0 {
 		return nil
 	}

@@ -122,7 +122,11 @@ func TestConfigFor(t *testing.T) {
 				a.Devices.Results = append(a.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver,
 					AdminAccess: new(access != "")})
 			}
-			got, err := configFor(c, a.Devices.Results[0], mayAll(t))
+			entries, err := readEntries(c)
+			var got *vfconfig.Config
+			if err == nil {
+				got, err = configFor(entries, a.Devices.Results[0], mayAll(t))
+			}
 			says := ""
 			if err != nil {
 				says = err.Error()
@@ -211,7 +215,11 @@ func TestCheckConfig(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c, devices := claimWith(test.requests, test.configs)
-			warnings, err := checkConfig(c, devices)
+			entries, err := readEntries(c)
+			var warnings []string
+			if err == nil {
+				warnings, err = checkConfig(c, entries, devices)
+			}
 			says := ""
 			if err != nil {
 				says = err.Error()
@@ -294,7 +302,7 @@ func TestPathInClaim(t *testing.T) {
 			DeviceConfiguration: e.DeviceConfiguration})
 	}
 	const want = "config[3].opaque.parameters.mtu: 12: want 68-65535"
-	if _, err := checkConfig(c, nil); err == nil || err.Error() != want {
+	if _, err := readEntries(c); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

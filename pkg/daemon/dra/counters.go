@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // claimCounters contains the Prometheus metrics about claims.
@@ -20,24 +21,21 @@ type claimCounters struct {
 
 func newCounters(r prometheus.Registerer) claimCounters {
 	const namespace = "podlace_sriov"
-	c := claimCounters{
-		prepares: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "claim_prepare_seconds",
+	f := promauto.With(r)
+	return claimCounters{
+		prepares: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "claim_prepare_seconds",
 			Help:    "Time to prepare a claim, by result: ok or error.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 12)}, []string{"result"}),
-		claims: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claims_total",
+		claims: f.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claims_total",
 			Help: "Devices that pods got by claims, by whether the CPUs of the pod belong to the device's NUMA node: yes, no or unknown."},
 			[]string{"resource", "aligned"}),
-		statuses: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claim_status_writes_total",
+		statuses: f.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: "claim_status_writes_total",
 			Help: "Writes of the status of claims, by result: ok, error, or forbidden for a missing permission."}, []string{"result"}),
-		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "dra_leader",
+		leading: f.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "dra_leader",
 			Help: "1 if this instance publishes devices and writes the status of claims, else 0."}),
-		unattached: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "claims_unattached",
+		unattached: f.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: "claims_unattached",
 			Help: "Prepared claims with a device that no pod has attached for two minutes; only the leading instance counts them."}),
 	}
-	if r != nil {
-		r.MustRegister(c.prepares, c.claims, c.statuses, c.leading, c.unattached)
-	}
-	return c
 }
 
 func (c claimCounters) prepared(took time.Duration, err error) {

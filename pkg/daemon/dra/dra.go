@@ -11,11 +11,13 @@ package dra
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
@@ -74,71 +76,82 @@ const (
 
 // Driver is the DRA driver of one node.
 type Driver struct {
-	options Options
-
-	mu      sync.Mutex
-	latest  *Inventory
-	changed chan struct{} // closed by the next Update
-
-	slices *publisher
-
-	callTimeout time.Duration // the constant callTimeout, less in tests
-	failures    repeatLimit   // rate limit for logging failures to prepare and unprepare
-
-	count       claimCounters
-	lead        leadership
-	binds       bindFailures
-	recordsNews broadcaster // wakes waiters after a change of the records
-	conn        serverState
+	options     Options
 	records     *claim.Cache
+	slices      *publisher
+	callTimeout time.Duration // the constant callTimeout, less in tests
+	failures    repeatLimit   // rate limit for logging repeated failures
+	count       claimCounters
+	failed      chan error // receives a fatal error of the running server
+
+	mu         sync.Mutex
+	latest     Inventory
+	news       chan struct{} // closed by the next change of the inventory, the records or the lead
+	leads      bool          // this instance is the leader
+	whyWaiting string        // why this instance must not serve the kubelet, or ""
+	helper     *kubeletplugin.Helper
+	whyDown    string // why no server runs
+
+	bindFailures map[pci.Address]bindFailure
 }
 
 // New returns a driver. The driver does nothing before Run is called.
 func New(o Options) *Driver {
-	d := &Driver{options: o, changed: make(chan struct{}), callTimeout: callTimeout, count: newCounters(o.Metrics),
-		records: o.Records}
-	d.lead.whyWaiting = "the leading instance is not determined yet"
+	d := &Driver{options: o, records: o.Records, callTimeout: callTimeout, count: newCounters(o.Metrics), failed: make(chan error, 1),
+		news: make(chan struct{}), bindFailures: map[pci.Address]bindFailure{}, whyWaiting: "the leading instance is not determined yet"}
 	d.slices = newPublisher(d)
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for example if the API server is unreachable.
+// Run waits for the first inventory. Then Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for
+// example if the API server is unreachable.
 func (d *Driver) Run(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var publishing sync.WaitGroup
-	defer publishing.Wait()
-	defer cancel() // ends the goroutines before the wait
-	publishing.Go(func() { d.whileLeading(ctx, d.slices.publish) })
+	for {
+		i, news := d.watchInventory()
+		if i.Snapshot != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-news:
+		}
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop) })
 	d.serve(ctx)
 }
 
 // Update passes a new inventory to the driver. Update never blocks.
-func (d *Driver) Update(i Inventory) {
+func (d *Driver) Update(i Inventory) { d.change(func() { d.latest = i }) }
+
+// change() changes the state of the driver and wakes all tasks that wait for a change.
+func (d *Driver) change(set func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.latest = &i
-	close(d.changed)
-	d.changed = make(chan struct{})
+	set()
+	close(d.news)
+	d.news = make(chan struct{})
 }
 
-// latestInventory returns the latest inventory. The second result is false until the daemon has called Update.
-func (d *Driver) latestInventory() (Inventory, bool) {
-	i, _, ok := d.watchInventory()
-	return i, ok
+// latestInventory returns the latest inventory.
+func (d *Driver) latestInventory() Inventory {
+	i, _ := d.watchInventory()
+	return i
 }
 
-// watchInventory returns the latest inventory, and a channel that the next Update closes. The last result of watchInventory is false until
-// the first Update.
-func (d *Driver) watchInventory() (i Inventory, changed <-chan struct{}, ok bool) {
+// watchInventory returns the latest inventory, and a channel that the next change of the inventory, the records or the lead closes.
+func (d *Driver) watchInventory() (Inventory, <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.latest != nil {
-		i, ok = *d.latest, true
-		i.Faults = d.binds.addFaults(i.Faults)
+	i := d.latest
+	i.Faults = map[string]Fault{}
+	maps.Copy(i.Faults, d.latest.Faults)
+	for a, f := range d.bindFailures {
+		if f.isRecent() {
+			i.Faults[a.String()] = Fault{Kind: bindTimeout, Text: f.err.Error()}
+		}
 	}
-	return i, d.changed, ok
+	return i, d.news
 }
-
-// Ready returns the reason why pods cannot get devices through claims yet. Ready returns "" if pods can get devices through claims.
-func (d *Driver) Ready() string { return d.whyUnregistered() }

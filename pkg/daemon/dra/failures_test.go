@@ -41,7 +41,7 @@ func TestFailureClockJump(t *testing.T) {
 	r, err := claim.Read(l.options.Claims, "c-1")
 	r.Time = r.Time.Add(24 * time.Hour)
 	must(t, err, claim.Write(l.options.Claims, r))
-	c := newCollector(l.Driver)
+	c := &collector{Driver: l.Driver}
 	for m := range 60 {
 		c.collect(t.Context(), time.Now().Add(time.Duration(m)*time.Minute))
 	}
@@ -84,7 +84,7 @@ func TestFailureAddressesChange(t *testing.T) {
 	must(t, err)
 	pcitest.Remove(t, l.sysfs, vf3)
 	l.repeatInventory()
-	i, _ := l.latestInventory()
+	i := l.latestInventory()
 	i.Taints = defaultTaints()
 	l.Update(i)
 	published := l.Published()
@@ -106,7 +106,7 @@ func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }
 	})
-	i, _ := l.latestInventory()
+	i := l.latestInventory()
 	i.Taints, i.Faults = defaultTaints(), map[string]Fault{vf0: {Held, "its interface is in another namespace"}}
 	l.Update(i)
 	if got := l.Published()[vf0].Taints; !slices.Equal(got, []string{"sriov.podlace.io/held:NoSchedule"}) {

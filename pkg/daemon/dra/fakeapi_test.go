@@ -189,8 +189,6 @@ func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
 		return "node"
-	case r.URL.Query().Get("sendInitialEvents") != "":
-		return "stream"
 	case r.Method == http.MethodGet && r.URL.Query().Get("watch") != "":
 		return "watch"
 	case r.Method == http.MethodGet:
@@ -205,7 +203,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	what, name := verbOf(r), path.Base(r.URL.Path)
 	f.requests = append(f.requests, what+" "+name)
 	code, delay := max(f.refuse[what], f.refuse["*"]), f.delay
-	if f.old && what != "node" || what == "stream" { // streamed lists are not supported
+	if f.old && what != "node" {
 		code = http.StatusNotFound
 	}
 	f.mu.Unlock()
@@ -266,7 +264,7 @@ func (f *fakeAPI) answer(what, name string, body []byte) (runtime.Object, int) {
 func (f *fakeAPI) writeSlice(what string, s *resourceapi.ResourceSlice) (runtime.Object, int) {
 	if field := f.invalidField(s); field != "" {
 		status := failure(http.StatusUnprocessableEntity)
-		status.Details = &metav1.StatusDetails{Name: s.Name, Causes: []metav1.StatusCause{{Field: field, Message: "no"}}}
+		status.Message = "ResourceSlice is invalid: " + field + ": no"
 		return status, int(status.Code)
 	}
 	f.dropFields(s)

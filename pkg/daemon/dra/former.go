@@ -3,6 +3,8 @@
 package dra
 
 import (
+	"slices"
+
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/sriov"
 )
@@ -34,27 +36,19 @@ func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
 	if dev.restoreTo != "" {
 		return dev.restoreTo
 	}
-	i, _ := d.latestInventory()
+	i := d.latestInventory()
 	if last, ok := i.Last[dev.Address]; ok && last.Driver != "" {
 		return last.Driver
-	}
-	if i.Snapshot == nil {
-		return ""
 	}
 	records, err := d.records.List()
 	if err != nil {
 		return ""
 	}
-	claimed := map[string]bool{}
-	for _, r := range records {
-		for _, o := range r.Devices {
-			claimed[o.ID] = true
-		}
-	}
 	for _, vf := range i.Snapshot.VFs(dev.PF) {
 		id := vf.Address.String()
+		claimed := slices.ContainsFunc(records, func(r claim.Record) bool { return r.Has(id) })
 		switch {
-		case vf.Address == dev.Address, claimed[id], i.Held[id] != "", vf.Driver == "", sriov.Userspace(vf.Driver):
+		case vf.Address == dev.Address, claimed, i.Held[id] != "", vf.Driver == "", sriov.Userspace(vf.Driver):
 		case driver != "" && driver != vf.Driver:
 			return ""
 		default:

@@ -4,10 +4,12 @@ package dra
 
 import (
 	"context"
-	"reflect"
+	"slices"
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/podlace/podlace/pkg/pci"
 )
 
 const (
@@ -24,22 +26,23 @@ func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubel
 	defer due.Stop()
 	var sent []kubeletplugin.DeviceHealth
 	for always := true; ; {
-		news := h.recordsNews.nextSend()
-		i, changed, known := h.watchInventory()
+		i, news := h.watchInventory()
 		now := h.healthOf(i)
-		if known && (always || !sameHealth(sent, now)) {
+		if always || !slices.Equal(now, sent) {
+			stamped := slices.Clone(now)
+			for i := range stamped {
+				stamped[i].LastUpdated = time.Now()
+			}
 			select {
 			case <-ctx.Done():
 				return nil
-			case reports <- kubeletplugin.DeviceHealthReport{Devices: now}:
+			case reports <- kubeletplugin.DeviceHealthReport{Devices: stamped}:
 				sent = now
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
-			always = false
 		case <-news:
 			always = false
 		case <-due.C:
@@ -48,22 +51,7 @@ func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubel
 	}
 }
 
-// sameHealth reports whether two reports are equal except for their times.
-func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		x, y := a[i], b[i]
-		x.LastUpdated, y.LastUpdated = time.Time{}, time.Time{}
-		if !reflect.DeepEqual(x, y) {
-			return false
-		}
-	}
-	return true
-}
-
-// healthOf returns the health of all prepared devices on the node.
+// healthOf returns the health of all prepared devices on the node, without times.
 func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	records, _ := d.records.List() // the daemon logs unreadable records
 	seen := map[string]bool{}
@@ -74,7 +62,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 			}
 			seen[dev.Claim.Device] = true
 			h := kubeletplugin.DeviceHealth{PoolName: dev.Claim.Pool, DeviceName: dev.Claim.Device, Health: kubeletplugin.HealthStatusHealthy,
-				LastUpdated: time.Now(), HealthCheckTimeout: healthLease}
+				HealthCheckTimeout: healthLease}
 			if why := i.whyUnhealthy(dev.ID); why != "" {
 				h.Health, h.Message = kubeletplugin.HealthStatusUnhealthy, why
 			}
@@ -89,11 +77,8 @@ func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text
 	}
-	if i.Snapshot == nil {
-		return ""
-	}
-	for _, d := range i.Snapshot.Devices {
-		if d.Address.String() == id {
+	if a, err := pci.ParseAddress(id); err == nil {
+		if _, ok := i.Snapshot.Device(a); ok {
 			return ""
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -91,6 +92,13 @@ func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	o := Options{Node: "node-a", Client: l.client, Kubelet: filepath.Join(root, "kubelet"), Claims: filepath.Join(root, "run", "claims"),
 		CDI: filepath.Join(root, "cdi"), Sysfs: l.sysfs,
 		Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	o.Change = func(_ []string, check, change func() error) error {
+		if err := check(); err != nil {
+			return err
+		}
+		return change()
+	}
+	o.InUse, o.Changed = func(string) string { return "" }, func() {}
 	for _, f := range change {
 		f(&o)
 	}
@@ -113,6 +121,11 @@ func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 		}
 	}
 	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{p}, Faults: faults})
+}
+
+// prepare() prepares a claim without a kubelet.
+func (l *draLab) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	return l.Driver.prepare(ctx, c, false)
 }
 
 // runDriver runs the driver until the test ends or until stop() is called.
@@ -155,7 +168,7 @@ func adminResult(request, address string) resourceapi.DeviceRequestAllocationRes
 // newClaim returns an allocated claim that is reserved for the pod <name>-pod.
 func newClaim(uid, name string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(uid),
-		Annotations: map[string]string{podClaimAnnotation: "nic"}},
+		Annotations: map[string]string{resourceapi.PodResourceClaimAnnotation: "nic"}},
 		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
 			Devices: resourceapi.DeviceAllocationResult{Results: results}},
 			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name + "-pod", UID: types.UID("pod-" + uid)}}}}

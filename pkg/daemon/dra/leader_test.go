@@ -33,13 +33,13 @@ func TestUpgrade(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance("uid-a"), l.newInstance("uid-b")
 	stopA := a.runDriver()
-	l.await("the first one leads", a.isLeader)
+	l.await("the first one leads", a.Leads)
 	registry, data := l.options.socketFolders()
 	stopB := b.runDriver()
 	kb := b.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-b-reg.sock"), false)
 	ka := a.registerAt(filepath.Join(registry, "sriov.podlace.io-uid-a-reg.sock"), false)
-	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.isLeader() || b.whyUnregistered() != "" {
-		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.isLeader(), b.whyUnregistered())
+	if kb.endpoint != filepath.Join(data, "dra-uid-b.sock") || b.Leads() || b.Ready() != "" {
+		t.Errorf("endpoint %s, leads: %t, %s", kb.endpoint, b.Leads(), b.Ready())
 	}
 	old, young := newClaim("c-1", "old", deviceResult("a", vf0)), newClaim("c-2", "young", deviceResult("a", vf0))
 	l.addClaims(old, young)
@@ -54,7 +54,7 @@ func TestUpgrade(t *testing.T) {
 		t.Error(got)
 	}
 	stopA()
-	l.await("the second one leads", b.isLeader)
+	l.await("the second one leads", b.Leads)
 	if got := l.fileNames(registry) + " " + l.fileNames(data); got != "sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock" {
 		t.Errorf("sockets: %s", got)
 	}
@@ -106,7 +106,7 @@ func TestTwoServices(t *testing.T) {
 		t.Error(got)
 	}
 	stop()
-	l.await("the second one leads", b.isLeader)
+	l.await("the second one leads", b.Leads)
 	if got := b.register(false).unprepareClaims("c-1"); got[0] != "" {
 		t.Error(got)
 	}
@@ -130,12 +130,12 @@ func TestServiceAndPod(t *testing.T) {
 		})
 		time.Sleep(2 * leadInterval)
 		registry, _ := l.options.socketFolders()
-		if sockets := l.fileNames(registry); strings.Contains(sockets, " ") || b.isLeader() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
-			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.isLeader(), a.Ready())
+		if sockets := l.fileNames(registry); strings.Contains(sockets, " ") || b.Leads() || a.Ready() != "the kubelet has not registered driver sriov.podlace.io" {
+			t.Errorf("sockets %s, the second one leads: %t, the first one: %s", sockets, b.Leads(), a.Ready())
 		}
 		stop()
 		l.await("the second one serves", func() bool {
-			return b.isLeader() && b.Ready() == "the kubelet has not registered driver sriov.podlace.io"
+			return b.Leads() && b.Ready() == "the kubelet has not registered driver sriov.podlace.io"
 		})
 	}
 }
@@ -162,21 +162,17 @@ func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.newInstance("uid-a")
 	pod.runDriver()
-	l.await("the pod leads", pod.isLeader)
+	l.await("the pod leads", pod.Leads)
 	registry, data := l.options.socketFolders()
 	l.await("the pod serves", func() bool {
 		return l.fileNames(registry)+l.fileNames(data) == "sriov.podlace.io-uid-a-reg.sockdra-uid-a.sock"
 	})
-	dir, err := store.Open(filepath.Dir(l.options.Claims))
-	must(t, err, dir.Remove(leaderLock))
-	lock, err := dir.Lock(0, leaderLock, 0o600)
-	_, e := fmt.Fprintf(lock.File(), "%-100s\n", "the service with process 7")
-	must(t, err, e)
+	unlock := l.takeLead()
 	l.await("the pod has stopped", func() bool {
 		return l.fileNames(registry)+l.fileNames(data) == "" && strings.HasPrefix(pod.Ready(), "the service with process 7")
 	})
-	must(t, lock.Unlock())
-	l.await("the pod serves again", func() bool { return pod.isLeader() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
+	unlock()
+	l.await("the pod serves again", func() bool { return pod.Leads() && l.fileNames(registry) == "sriov.podlace.io-uid-a-reg.sock" })
 }
 
 // TestSocketsRemoved checks that the driver restores its sockets after another program deletes the sockets or their folder.
@@ -187,7 +183,7 @@ func TestSocketsRemoved(t *testing.T) {
 	registry, data := l.options.socketFolders()
 	for _, remove := range []string{filepath.Join(registry, "sriov.podlace.io-reg.sock"), data} {
 		must(t, os.RemoveAll(remove))
-		l.await("the kubelet can register again", func() bool { return l.whyUnregistered() != "" })
+		l.await("the kubelet can register again", func() bool { return l.Ready() != "" })
 		l.await("sockets", func() bool { return l.fileNames(registry)+l.fileNames(data) == "sriov.podlace.io-reg.sockdra.sock" })
 		k := l.register(false)
 		if got := k.unprepareClaims("c-1"); got[0] != "" || l.Ready() != "" {
@@ -207,33 +203,48 @@ func TestServerFails(t *testing.T) {
 	l.register(false)
 }
 
-// TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader. The leader's tasks start again when the
-// instance becomes the leader again.
+// TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader, and keeps the lock until they have
+// ended. The leader's tasks start again when the instance becomes the leader again. The daemon is told, because it may change devices then.
 func TestWhileLeading(t *testing.T) {
-	l := newDRALab(t)
-	var begun, ended atomic.Int32
+	var begun, ended, told atomic.Int32
+	l := newDRALab(t, func(o *Options) { o.Changed = func() { told.Add(1) } })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		l.whileLeading(ctx, func(ctx context.Context) {
+		l.holdLead(ctx, func(ctx context.Context) {
 			begun.Add(1)
 			<-ctx.Done()
+			if l.Leads() {
+				t.Error("it leads while its tasks end")
+			}
 			ended.Add(1)
 		})
 	}()
-	time.Sleep(10 * time.Millisecond)
-	if begun.Load() != 0 {
-		t.Error("it has begun without the lead")
-	}
 	for i := range int32(2) {
-		l.lead.set(l.Driver, true)
-		l.await("begins", func() bool { return begun.Load() == i+1 })
-		l.lead.set(l.Driver, false)
-		l.await("ends", func() bool { return ended.Load() == i+1 })
+		l.await("begins", func() bool { return begun.Load() == i+1 && l.Leads() && told.Load() == i+1 })
+		unlock := l.takeLead()
+		l.await("ends", func() bool { return ended.Load() == i+1 && !l.Leads() })
+		time.Sleep(2 * leadInterval)
+		if begun.Load() != i+1 {
+			t.Error("it has begun without the lead")
+		}
+		unlock()
 	}
 	cancel()
 	<-done
+}
+
+// takeLead takes the lead from another instance, as an instance that runs as a service.
+func (l *draLab) takeLead() (unlock func()) {
+	l.Helper()
+	dir, err := store.Make(filepath.Dir(l.options.Claims), 0o755)
+	must(l, err, dir.Remove(leaderLock))
+	lock, err := dir.Lock(0, leaderLock, 0o600)
+	must(l, err)
+	_, err = fmt.Fprintf(lock.File(), "%-100s\n", "the service with process 7")
+	must(l, err)
+	return func() { must(l, lock.Unlock()) }
 }
 
 // TestLeadLost checks a leader whose lock file another program deletes. The leader creates a new lock file and remains the leader, unless
@@ -242,10 +253,10 @@ func TestLeadLost(t *testing.T) {
 	l := newDRALab(t)
 	a := l.newInstance("uid-a")
 	a.runDriver()
-	l.await("it leads", a.isLeader)
+	l.await("it leads", a.Leads)
 	must(t, os.Remove(filepath.Join(filepath.Dir(l.options.Claims), leaderLock)))
 	b := l.newInstance("uid-b")
 	b.runDriver()
 	time.Sleep(2 * checkInterval)
-	l.await("one leads", func() bool { return a.isLeader() != b.isLeader() })
+	l.await("one leads", func() bool { return a.Leads() != b.Leads() })
 }

@@ -37,13 +37,18 @@ type claimLock struct {
 	held []*store.Lock
 }
 
+// openLocks opens the folder of the lock file.
+func openLocks(claims string) (*claimLock, error) {
+	dir, err := store.Make(filepath.Dir(claims), 0o755)
+	return &claimLock{dir: dir}, err
+}
+
 // lockClaim locks a claim.
 func (d *Driver) lockClaim(uid string) (*claimLock, error) {
-	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
+	l, err := openLocks(d.options.Claims)
 	if err != nil {
 		return nil, err
 	}
-	l := &claimLock{dir: dir}
 	hash := fnv.New64a()
 	hash.Write([]byte(uid))
 	if err := l.add(firstClaim | int64(hash.Sum64()>>2)); err != nil {
@@ -57,11 +62,10 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 // the same locks. The argument `claims` is the path of the folder with the claim records. LockDevices returns an error if another call or
 // another instance is working on one of the devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
-	dir, err := store.Make(filepath.Dir(claims), 0o755)
+	l, err := openLocks(claims)
 	if err != nil {
 		return nil, err
 	}
-	l := &claimLock{dir: dir}
 	if err := l.lockVFs(devices); err != nil {
 		l.unlock()
 		return nil, err

@@ -15,7 +15,7 @@ import (
 func TestMetricsListed(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newCounters(registry)
-	newSliceMetrics(registry, &publisher{})
+	registry.MustRegister(sliceMetrics{&publisher{}})
 	diff, err := probestest.CompareList("../../../integration/monitoring/testdata/sriov-dra.txt", registry)
 	if err != nil {
 		t.Fatal(err)

@@ -19,10 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
-
-// podClaimAnnotation is an annotation that Kubernetes sets on claims that it generates for a pod.
-const podClaimAnnotation = resourceapi.PodResourceClaimAnnotation
 
 // claimPlan describes what Prepare does for one claim.
 type claimPlan struct {
@@ -37,18 +35,13 @@ type plannedDevice struct {
 	pool.Device
 	allocation.Claim
 	resource  string
+	config    *vfconfig.Config
 	driver    string // driver to bind; "" keeps the current driver
 	restoreTo string // driver of the resource, which is bound again after the claim; "" restores the current driver
+	fresh     bool   // neither a record nor a pod of the claim had the device
 	restores  bool   // the claim chose the driver, so the former one is restored
 
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
-}
-
-// isOurs reports whether a claim has a device of this driver, or has no allocation. A claim without an allocation may still get a device of
-// this driver.
-func isOurs(c *resourceapi.ResourceClaim) bool {
-	return c.Status.Allocation == nil || slices.ContainsFunc(c.Status.Allocation.Devices.Results,
-		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == claim.Driver })
 }
 
 // planClaim makes a plan from the allocation of a claim. planClaim returns an error if the claim cannot be prepared. planClaim changes
@@ -57,11 +50,9 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")
 	}
-	inventory, known := d.latestInventory()
-	if !known {
-		return claimPlan{}, errors.New("the daemon has not scanned the devices of this node yet")
-	}
-	if _, _, err := readEntries(c); err != nil {
+	inventory := d.latestInventory()
+	entries, err := readEntries(c)
+	if err != nil {
 		return claimPlan{}, err
 	}
 	for i, result := range c.Status.Allocation.Devices.Results {
@@ -71,14 +62,18 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 		if result.Pool != d.options.Node {
 			return claimPlan{}, fmt.Errorf("device %s: pool %q: want %q, the pool of this node", result.Device, result.Pool, d.options.Node)
 		}
-		one, err := d.planDevice(inventory, c, i, before)
+		one, err := d.planDevice(inventory, c, entries, i, before)
 		if err != nil {
 			return claimPlan{}, fmt.Errorf("request %s: %w", result.Request, err)
 		}
-		p.devices = append(p.devices, one.planned)
-		p.record.Devices = append(p.record.Devices, one.recorded)
+		p.devices = append(p.devices, one)
+		p.record.Devices = append(p.record.Devices, allocation.Device{Resource: one.resource, ID: one.Address.String(), Claim: &one.Claim,
+			Config: one.config})
 	}
-	warnings, err := checkConfig(c, p.record.Devices)
+	if len(p.devices) == 0 {
+		return claimPlan{}, errors.New("the claim has no device of driver " + claim.Driver)
+	}
+	warnings, err := checkConfig(c, entries, p.record.Devices)
 	for _, text := range warnings {
 		d.options.Log.Warn(text, "claim", c.Namespace+"/"+c.Name)
 	}
@@ -117,18 +112,13 @@ func recordedDevice(r *claim.Record, name, request string) (allocation.Device, b
 	return r.Devices[i], true
 }
 
-// deviceEntry contains two descriptions of one device: one for the plan and one for the record.
-type deviceEntry struct {
-	planned  plannedDevice
-	recorded allocation.Device
-}
-
 // planDevice makes the plan for the device of one allocation result. The allocation result must belong to this driver and this node.
-func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (deviceEntry, error) {
+func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, entries []configEntry, result int, before *claim.Record) (
+	plannedDevice, error) {
 	r := c.Status.Allocation.Devices.Results[result]
 	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
-		PodClaim: c.Annotations[podClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
-		Admin: r.AdminAccess != nil && *r.AdminAccess}}
+		PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
+		Admin: isAdmin(r)}}
 	if r.ShareID != nil {
 		p.ShareID = string(*r.ShareID)
 	}
@@ -136,32 +126,28 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
 		// findDevice fails if an admin has removed "api": "dra" from the configuration of the resource. The claim nevertheless keeps the device
 		// that it got from the resource.
-		a, err := pci.ParseAddress(was.ID)
-		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
-		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
+		p.resource, p.config = was.Resource, was.Config
+		p.Address, err = pci.ParseAddress(was.ID)
+		return p, err
 	}
 	if err != nil {
-		return deviceEntry{}, err
-	}
-	config, err := configFor(c, r, in.Resource)
-	if err != nil {
-		return deviceEntry{}, err
+		return p, err
 	}
 	p.Device, p.resource = device, in.Name
-	if !p.Admin {
-		if device.Whole == 0 { // only VFs get the driver
-			p.driver, p.restoreTo = in.Resource.Driver, in.Resource.Driver
-		}
-		p.vfs = i.vfsOf(p)
-		if config != nil && config.Driver != "" {
-			p.driver, p.restores = config.Driver, true
-		}
-		if by, ok := i.Held[device.Address.String()]; ok {
-			return deviceEntry{}, fmt.Errorf("VF %s belongs to %s", device.Address, by)
-		}
-		err = d.checkUsable(p)
+	if p.config, err = configFor(entries, r, in.Resource); err != nil || p.Admin {
+		return p, err
 	}
-	return deviceEntry{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
+	if device.Whole == 0 { // only VFs get the driver
+		p.driver, p.restoreTo = in.Resource.Driver, in.Resource.Driver
+	}
+	p.vfs = i.vfsOf(p)
+	if p.config != nil && p.config.Driver != "" {
+		p.driver, p.restores = p.config.Driver, true
+	}
+	if by, ok := i.Held[device.Address.String()]; ok {
+		return p, fmt.Errorf("VF %s belongs to %s", device.Address, by)
+	}
+	return p, d.checkUsable(p)
 }
 
 // checkUsable returns an error if a pod cannot use the planned device.

@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,40 +33,46 @@ type callHandler struct{ *Driver }
 // not have to wait.
 func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	results := make([]kubeletplugin.PrepareResult, len(claims))
+	uid := func(c *resourceapi.ResourceClaim) types.UID { return c.UID }
+	return atOnce(claims, uid, func(c *resourceapi.ResourceClaim) (r kubeletplugin.PrepareResult) {
+		began := time.Now()
+		r.Devices, r.Err = h.prepareWithin(ctx, c, false)
+		h.count.prepared(time.Since(began), r.Err)
+		if h.failures.isDue("prepare "+string(c.UID), r.Err, time.Now()) {
+			h.options.Log.Warn("could not prepare a claim; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error",
+				r.Err)
+		}
+		return r
+	}), nil
+}
+
+// atOnce calls f() for all claims at the same time and returns the results by UID.
+func atOnce[C, R any](claims []C, uid func(C) types.UID, f func(C) R) map[types.UID]R {
+	results := make([]R, len(claims))
 	var running sync.WaitGroup
 	for i, c := range claims {
-		running.Go(func() {
-			began := time.Now()
-			results[i].Devices, results[i].Err = h.prepareWithin(ctx, c, false)
-			h.count.prepared(time.Since(began), results[i].Err)
-			if err := results[i].Err; h.failures.isDue("prepare "+string(c.UID), err, time.Now()) {
-				h.options.Log.Warn("could not prepare a claim; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error",
-					err)
-			}
-		})
+		running.Go(func() { results[i] = f(c) })
 	}
 	running.Wait()
-	byUID := map[types.UID]kubeletplugin.PrepareResult{}
+	byUID := map[types.UID]R{}
 	for i, c := range claims {
-		byUID[c.UID] = results[i]
+		byUID[uid(c)] = results[i]
 	}
-	return byUID, nil
+	return byUID
 }
 
 // prepareWithin calls prepare(), but returns after callTimeout at the latest. After a timeout, prepare() continues in the background and
-// keeps the locks of the claim. The argument "lost" is true if the claim was prepared earlier but its record was lost.
+// keeps the locks of the claim.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
-	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
-	err := d.callBounded(ctx, func(ctx context.Context) error {
-		devices, err := d.prepare(ctx, c, lost)
-		prepared <- devices
+	var devices []kubeletplugin.Device // not read after a timeout
+	err := d.callBounded(ctx, func(ctx context.Context) (err error) {
+		devices, err = d.prepare(ctx, c, lost)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	return <-prepared, nil
+	return devices, nil
 }
 
 // callBounded calls f() and returns after callTimeout at the latest.
@@ -91,11 +98,8 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 
 // prepare() makes the devices of a claim ready for its pods. prepare() is idempotent and safe against crashes: the next call continues
 // after the last completed step. prepare() has four steps: reserve the devices in a record, bind the drivers, write the CDI specification,
-// and mark the record as prepared. The argument "lost" says that the record of the claim is lost.
+// and mark the record as prepared. The argument "lost" is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
-	if !isOurs(c) {
-		return nil, nil
-	}
 	l, err := d.lockClaim(string(c.UID))
 	if err != nil {
 		return nil, err
@@ -132,10 +136,8 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, lost
 
 // recordsChanged wakes all goroutines that wait for changes of claim records.
 func (d *Driver) recordsChanged() {
-	d.recordsNews.send()
-	if d.options.Changed != nil {
-		d.options.Changed()
-	}
+	d.change(func() {})
+	d.options.Changed()
 }
 
 // recordOf returns the existing record of a claim, or nil if the claim has no record.
@@ -162,11 +164,10 @@ func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
 
 // reserve() reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
 func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record) error {
-	uid, fresh := p.devices[0].UID, []pci.Address{}
 	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
 		return err
 	}
-	attached, err := attachedTo(uid)
+	attached, err := attachedTo(p.devices[0].UID)
 	if err != nil {
 		return err
 	}
@@ -174,55 +175,47 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 		p.record.Bound, p.record.Time = slices.Clone(before.Bound), before.Time
 	}
 	for i := range p.devices {
-		isFresh, err := d.prepareToReserve(p, &p.devices[i], before == nil, attached)
-		if err != nil {
+		if err := d.prepareToReserve(p, &p.devices[i], before == nil, attached[p.devices[i].Address]); err != nil {
 			return err
 		}
-		if isFresh {
-			fresh = append(fresh, p.devices[i].Address)
-		}
 	}
-	check := func() error { return d.checkFree(*p, fresh) }
+	check := func() error { return d.checkFree(*p) }
 	change := func() error {
-		if before != nil && before.State == claim.Prepared && len(p.toBind()) == 0 {
+		if before != nil && before.State == claim.Prepared && !slices.ContainsFunc(p.devices, plannedDevice.mustBind) {
 			return nil // the existing record already reserves the devices
 		}
 		return d.bindAll(ctx, p)
 	}
-	if d.options.Change != nil && len(p.lockedAddresses()) > 0 {
-		return d.options.Change(addressTexts(p.lockedAddresses()), check, change)
-	}
-	if err := check(); err != nil {
-		return err
-	}
-	return change()
+	return d.options.Change(addressTexts(p.lockedAddresses()), check, change)
 }
 
 // prepareToReserve reads a device from sysfs. If an earlier claim has ended without restoring the device, prepareToReserve restores the
-// device. The result `isFresh` is true if neither a record nor a pod has the device.
-func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool, attached map[pci.Address]bool) (isFresh bool, err error) {
+// device. The argument "first" is true if no record has the device, and "attached" is true if a pod of the claim has it.
+func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first, attached bool) error {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
-		return false, err
+		return err
 	}
 	if first {
-		d.recoverDriver(p, *dev, attached[dev.Address])
+		d.recoverDriver(p, *dev, attached)
 	}
-	if attached[dev.Address] {
+	if attached {
 		dev.driver = "" // a pod has the VF with its current driver
 	}
-	isFresh = first && !attached[dev.Address]
-	return isFresh, errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // freeDevice may restore the former driver
+	dev.fresh = first && !attached
+	return errors.Join(d.freeDevice(*dev), d.rereadDevice(dev)) // freeDevice may restore the former driver
 }
 
-// freeDevice ensures that a device has no attachment and has its former settings.
+// freeDevice ensures that a device, or a VF of a whole PF, has no attachment and has its former settings.
 func (d *Driver) freeDevice(dev plannedDevice) error {
 	if err := d.checkUsable(dev); err != nil {
 		return err
 	}
-	if err := sriov.FreeOrphan(d.options.Sysfs, dev.Address, dev.UID, d.options.Log); err != nil {
-		return err
+	for _, a := range append([]pci.Address{dev.Address}, dev.vfs...) {
+		if err := sriov.FreeOrphan(d.options.Sysfs, a, dev.UID, d.options.Log); err != nil {
+			return err
+		}
 	}
-	return d.freeVFs(dev)
+	return nil
 }
 
 // attachedTo returns the VFs that the pods of a claim have.
@@ -244,19 +237,30 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan. The argument "fresh" contains the devices that the claim does not
-// have yet. checkFree also returns an error if a pod has one of these devices through the device plugin API.
-func (d *Driver) checkFree(p claimPlan, fresh []pci.Address) error {
+// checkFree returns an error if another claim has a device of the plan, or if a pod has, through the device plugin API, a device that is
+// new for the claim. A VF also conflicts with a claim of its whole PF, and a whole PF with a pod that has one of its VFs. Normally, the
+// counters of the PF prevent both conflicts. They can occur after a pod was deleted by force.
+func (d *Driver) checkFree(p claimPlan) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
 		return err
 	}
-	for _, a := range fresh {
-		if why := d.whyInUse(a); why != "" {
-			return fmt.Errorf("VF %s %s", a, why)
+	for _, dev := range p.devices {
+		if why := d.options.InUse(dev.Address.String()); dev.fresh && why != "" {
+			return fmt.Errorf("VF %s %s", dev.Address, why)
+		}
+		i := slices.IndexFunc(records, func(r claim.Record) bool { return r.Claim().UID != dev.UID && r.Has(dev.PF.String()) })
+		if i >= 0 && dev.IsVF() && !dev.Admin {
+			return fmt.Errorf("VF %s: its PF %s still belongs to %s (uid %s), whose pod has not ended", dev.Address, dev.PF, records[i],
+				records[i].Claim().UID)
+		}
+		for _, vf := range dev.vfs {
+			if why := d.options.InUse(vf.String()); why != "" {
+				return fmt.Errorf("PF %s: its VF %s %s", dev.Address, vf, why)
+			}
 		}
 	}
-	return d.checkExcluded(p, records)
+	return nil
 }
 
 // checkOtherClaims returns an error if another claim has a device of the plan. If no other claim has one, checkOtherClaims returns the
@@ -276,31 +280,21 @@ func (d *Driver) checkOtherClaims(p claimPlan) ([]claim.Record, error) {
 	return records, nil
 }
 
-// toBind returns the indexes of the devices whose driver must be changed.
-func (p claimPlan) toBind() (list []int) {
-	for i, dev := range p.devices {
-		if dev.driver != "" && dev.driver != dev.Driver {
-			list = append(list, i)
-		}
-	}
-	return list
-}
+// mustBind reports whether the driver of the device must be changed.
+func (p plannedDevice) mustBind() bool { return p.driver != "" && p.driver != p.Driver }
 
 // bindAll writes the record that reserves the devices and contains their former drivers. Then bindAll binds the new drivers.
 func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
-	for _, i := range p.toBind() {
-		dev := p.devices[i]
-		id := dev.Address.String()
-		if err := d.binds.recentFailure(dev.Address); err != nil {
+	for _, dev := range p.devices {
+		if !dev.mustBind() {
+			continue
+		}
+		if err := d.recentBindFailure(dev.Address); err != nil {
 			return err
 		}
-		known := slices.ContainsFunc(p.record.Bound, func(b claim.Binding) bool { return b.ID == id })
-		if dev.restores && !known {
-			former := dev.restoreTo
-			if former == "" {
-				former = dev.Driver
-			}
-			p.record.Bound = append(p.record.Bound, claim.Binding{ID: id, Driver: dev.driver, Former: former})
+		id := dev.Address.String()
+		if dev.restores && !slices.ContainsFunc(p.record.Bound, func(b claim.Binding) bool { return b.ID == id }) {
+			p.record.Bound = append(p.record.Bound, claim.Binding{ID: id, Driver: dev.driver, Former: cmp.Or(dev.restoreTo, dev.Driver)})
 		}
 	}
 	if err := claim.Write(d.options.Claims, p.record); err != nil {
@@ -308,13 +302,13 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	}
 	p.reserved = true
 	fault.Step("bind the devices of claim", p.devices[0].UID)
-	for _, i := range p.toBind() {
-		if err := d.bindDriver(ctx, &p.devices[i]); err != nil {
-			return err
+	for i := range p.devices {
+		if p.devices[i].mustBind() {
+			if err := d.bindDriver(ctx, &p.devices[i]); err != nil {
+				return err
+			}
 		}
-	}
-	for _, dev := range p.devices {
-		if err := d.removeVFs(ctx, dev); err != nil {
+		if err := d.removeVFs(ctx, p.devices[i]); err != nil {
 			return err
 		}
 	}
@@ -335,10 +329,7 @@ func (d *Driver) rereadDevice(dev *plannedDevice) error {
 func (d *Driver) bindDriver(ctx context.Context, dev *plannedDevice) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)
-	d.binds.recordBind(dev.Address, err)
-	if errors.Is(err, context.DeadlineExceeded) {
-		d.recordsChanged() // the device has a fault now
-	}
+	d.recordBind(dev.Address, err)
 	if err != nil {
 		return fmt.Errorf("bind the driver: %w", err)
 	}

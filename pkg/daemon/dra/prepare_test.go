@@ -90,7 +90,7 @@ func TestPrepareRefuses(t *testing.T) {
 			says: `claim shop/web: device 0000-11-02-0: pool "node-b": want "node-a", the pool of this node`},
 		{title: "no such device", claim: newClaim("c-1", "web", deviceResult("a", "0000:99:00.0")),
 			says: `claim shop/web: request a: device 0000-99-00-0 does not exist, or no resource with "api": "dra" has it`},
-		{title: "another driver's", claim: newClaim("c-1", "web", other)},
+		{title: "another driver's", claim: newClaim("c-1", "web", other), says: "claim shop/web: the claim has no device of driver sriov.podlace.io"},
 		{title: "in use", claim: newClaim("c-1", "web", deviceResult("a", vf0)), says: "claim shop/web: VF 0000:11:02.0 belongs to pod shop/old",
 			change: func(o *Options) {
 				o.InUse = func(id string) string { return map[string]string{vf0: "belongs to pod shop/old"}[id] }
@@ -254,7 +254,7 @@ func TestVanishedVF(t *testing.T) {
 	r.Bound = []claim.Binding{{ID: vf3, Driver: "iavf", Former: "vfio-pci"}}
 	must(t, err, claim.Write(l.options.Claims, r))
 	pcitest.Remove(t, l.sysfs, vf3)
-	l.Update(Inventory{})
+	l.Update(Inventory{Snapshot: &pci.Snapshot{}})
 	if got := k.unprepareClaims("c-1"); got[0] != "" || l.fileNames(l.options.Claims) != "" {
 		t.Errorf("%v, %s", got, l.fileNames(l.options.Claims))
 	}
@@ -294,7 +294,7 @@ func TestConfigChanges(t *testing.T) {
 	c := newClaim("c-1", "web", deviceResult("a", vf0))
 	l.addClaims(c)
 	first := k.prepareClaims(c)
-	l.Update(Inventory{})
+	l.Update(Inventory{Snapshot: &pci.Snapshot{}})
 	if diff := cmp.Diff(first, k.prepareClaims(c)); diff != "" {
 		t.Error(diff)
 	}
@@ -310,7 +310,7 @@ func TestPrepareWholePF(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, l.sysfs)
 	look := func() {
-		i, _ := l.latestInventory()
+		i := l.latestInventory()
 		s, err := pci.Scan(l.sysfs)
 		must(t, err)
 		a, err := pci.ParseAddress(pf)
@@ -378,9 +378,9 @@ func TestBindHangs(t *testing.T) {
 	l.setFault(vf1, "no carrier")
 	a, err := pci.ParseAddress(vf0)
 	must(t, err)
-	before, _ := l.latestInventory()
-	l.binds.recordBind(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
-	i, _ := l.latestInventory()
+	before := l.latestInventory()
+	l.recordBind(a, fmt.Errorf("bind %s: %w", vf0, context.DeadlineExceeded))
+	i := l.latestInventory()
 	if diff := cmp.Diff(map[string]Fault{vf0: {bindTimeout, "bind 0000:11:02.0: context deadline exceeded"}, vf1: {LinkDown, "no carrier"}},
 		i.Faults); diff != "" || len(before.Faults) != 1 {
 		t.Error(diff)
@@ -393,8 +393,8 @@ func TestBindHangs(t *testing.T) {
 	if left := l.fileNames(l.options.Claims); left != "" {
 		t.Errorf("records: %s", left)
 	}
-	l.binds.byAddress[a] = bindFailure{time.Now().Add(-retryBind), err}
-	if i, _ := l.latestInventory(); len(i.Faults) != 1 {
+	l.bindFailures[a] = bindFailure{time.Now().Add(-retryBind), err}
+	if i := l.latestInventory(); len(i.Faults) != 1 {
 		t.Errorf("%v", i.Faults)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
@@ -25,10 +26,11 @@ import (
 
 const (
 	// syncDelay is the time between an event and the next comparison of the slices. When a kubelet starts, it deletes all slices of its node.
-	// Because of the delay, one comparison handles all these events.
+	// Because of the delay, one comparison handles all these events. The library's default is 30 s.
 	syncDelay = time.Second
 	// forgetAfter is the maximum time between the creation of a slice and its event in the watch. If the event does not arrive in time, the
-	// library assumes that the slice is missing. Another program may have deleted the slice while the watch was broken.
+	// library assumes that the slice is missing. Another program may have deleted the slice while the watch was broken. The library's default
+	// is a minute.
 	forgetAfter = 2 * time.Second
 	// featureRetry is the pause after the API server has dropped a field. After this pause, the publisher sends the field again.
 	featureRetry = time.Hour
@@ -39,31 +41,35 @@ const (
 	jitter         = 0.3
 )
 
+// newBackoff returns the growing pauses between the attempts of a failing request.
+func newBackoff() wait.Backoff {
+	return wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: jitter, Steps: 10, Cap: lastRetry}
+}
+
 // The type publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired
 // slices and writes the differences. The publisher computes the desired slices. The publisher also logs failed requests and counts them in
 // metrics.
 type publisher struct {
 	*Driver
-	count sliceMetrics
-	wake  chan struct{} // receives when the controller has reported something
 
 	former  map[string]resourceapi.Device // by name: devices as last published
 	records []claim.Record                // as last read
 
-	mu        sync.Mutex
-	running   bool
-	problems  map[string]string              // by verb: reason of a lasting failure
-	submitted *resourceslice.DriverResources // given to the controller last
-	syncing   *resourceslice.DriverResources // given when the controller's current comparison began
-	accepted  *resourceslice.DriverResources // last resources that the API server accepted completely
-	refused   *resourceslice.DriverResources // resources refused since then; nil if none
-	failing   bool                           // a request of the current comparison was refused
-	disabled  map[string]time.Time           // features that the API server drops: when to try these features again
+	mu         sync.Mutex
+	controller *resourceslice.Controller      // nil while it does not run
+	problems   map[string]metav1.StatusReason // reasons of failures, by request
+	submitted  *resourceslice.DriverResources // given to the controller last
+	syncing    *resourceslice.DriverResources // given when the controller's current comparison began
+	accepted   *resourceslice.DriverResources // last resources that the API server accepted completely
+	refused    *resourceslice.DriverResources // resources refused since then; nil if none
+	disabled   map[string]time.Time           // features that the API server drops: when to try these features again
 }
 
 func newPublisher(d *Driver) *publisher {
-	p := &publisher{Driver: d, wake: make(chan struct{}, 1), problems: map[string]string{}, disabled: map[string]time.Time{}}
-	p.count = newSliceMetrics(d.options.Metrics, p)
+	p := &publisher{Driver: d, problems: map[string]metav1.StatusReason{}, disabled: map[string]time.Time{}}
+	if d.options.Metrics != nil {
+		d.options.Metrics.MustRegister(sliceMetrics{p})
+	}
 	return p
 }
 
@@ -71,56 +77,52 @@ func newPublisher(d *Driver) *publisher {
 // publish() may be called more than once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
-	for failures := 0; ; failures++ {
-		err := p.run(ctx)
-		wait := backoff(failures)
-		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-			wait = lastRetry
-		}
+	for backoff := newBackoff(); ctx.Err() == nil; {
+		_ = p.run(ctx) // noteResult has logged the error
 		select {
 		case <-ctx.Done():
-			return
-		case <-time.After(wait):
+		case <-time.After(backoff.Step()):
 		}
 	}
 }
 
 // run() publishes the slices until ctx is done. run() returns an error if the API server is unreachable, lacks the API, or does not allow
-// access to the Node object or the slices. The returned error is already logged.
+// access to the Node object or the slices.
 func (p *publisher) run(ctx context.Context) error {
-	if _, err := p.nodeUID(ctx); err != nil {
+	uid, err := p.nodeUID(ctx)
+	if err != nil {
 		return err
 	}
 	stored, err := p.storedSlices(ctx)
 	if err != nil {
 		return err
 	}
-	inventory, ok := p.firstInventory(ctx)
-	if !ok {
-		return ctx.Err()
-	}
-	p.former = formerDevices(stored)
 	p.reset(stored)
-	first := p.computeDesired(inventory)
-	p.submit(func() {}, first)
-	c, err := resourceslice.StartController(ctx, p.controllerOptions(first))
+	inventory, news := p.watchInventory()
+	first, delay, ttl := p.computeDesired(inventory), syncDelay, forgetAfter
+	p.locked(func() { p.submitted = first })
+	c, err := resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: claim.Driver, KubeClient: p.client(), Resources: first, SyncDelay: &delay, MutationCacheTTL: &ttl, Queue: newQueue(p),
+		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.options.Node, UID: uid},
+		ErrorHandler: func(_ context.Context, err error, _ string) { p.handleError(err) },
+	})
 	if err != nil {
-		return fmt.Errorf("publish slices: %w", err)
+		return err
 	}
 	defer c.Stop()
-	p.setRunning(true)
-	defer p.setRunning(false)
-	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "content", describeSlices(first))
+	p.locked(func() { p.controller = c })
+	defer p.locked(func() { p.controller = nil })
+	p.options.Log.Info("ResourceSlices are published", "node", p.options.Node, "slices",
+		len(first.Pools[p.options.Node].Slices), "devices", len(p.former))
 	for {
-		inventory, changed, _ := p.watchInventory()
-		p.update(c, inventory)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
-		case <-p.wake:
+		case <-news:
 		case <-time.After(featureRetry):
 		}
+		inventory, news = p.watchInventory()
+		p.update(c, p.computeDesired(inventory))
 	}
 }
 
@@ -130,37 +132,12 @@ func (p *publisher) storedSlices(ctx context.Context) ([]resourceapi.ResourceSli
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	selector := fields.Set{resourceapi.ResourceSliceSelectorDriver: claim.Driver, resourceapi.ResourceSliceSelectorNodeName: p.options.Node}
-	list, err := p.client().ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
+	list, err := p.client().List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
 	if err != nil {
 		return nil, fmt.Errorf("list ResourceSlices of node %s: %w", p.options.Node, err)
 	}
+	slices.SortFunc(list.Items, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
 	return list.Items, nil
-}
-
-func (p *publisher) client() observedClient { return observedClient{p.options.Client, p} }
-
-// firstInventory waits for the first inventory from the daemon and returns it.
-func (p *publisher) firstInventory(ctx context.Context) (Inventory, bool) {
-	for {
-		i, changed, ok := p.watchInventory()
-		if ok {
-			return i, true
-		}
-		select {
-		case <-ctx.Done():
-			return i, false
-		case <-changed:
-		}
-	}
-}
-
-func (p *publisher) controllerOptions(first *resourceslice.DriverResources) resourceslice.Options {
-	delay, ttl := syncDelay, forgetAfter
-	return resourceslice.Options{
-		DriverName: claim.Driver, KubeClient: p.client(), Resources: first, SyncDelay: &delay, MutationCacheTTL: &ttl, Queue: newQueue(p),
-		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.options.Node},
-		ErrorHandler: func(_ context.Context, err error, _ string) { p.handleError(err) },
-	}
 }
 
 // computeDesired returns the desired slices, and stores their devices for the next call.
@@ -180,32 +157,21 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update() passes the desired slices to the controller if they have changed. If the API server has refused slices, update() does not pass
-// the same slices again. After a refusal, the former slices remain in the API server.
-func (p *publisher) update(c *resourceslice.Controller, i Inventory) {
-	want := p.computeDesired(i)
+// update() passes the desired slices to the controller if they have changed. If the API server has refused these slices, update() passes
+// the last accepted slices, so that the pool stays complete. update() holds the lock, so that no comparison starts before p.submitted is
+// changed: the publisher would attribute its result to the wrong slices.
+func (p *publisher) update(c *resourceslice.Controller, want *resourceslice.DriverResources) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.refused != nil && equal(want, p.refused) {
-		if want = p.accepted; want == nil {
-			want = p.submitted
-		}
+		want = p.accepted
 	} else {
 		p.refused = nil
 	}
-	same := equal(want, p.submitted)
-	p.mu.Unlock()
-	if !same {
-		p.submit(func() { c.Update(want) }, want)
+	if !equal(want, p.submitted) {
+		c.Update(want)
+		p.submitted = want
 	}
-}
-
-// submit() passes slices to the controller. submit() holds the lock during the update, so that no comparison starts before p.submitted is
-// changed. Without the lock, the publisher could attribute a result to the wrong slices.
-func (p *publisher) submit(update func(), r *resourceslice.DriverResources) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	update()
-	p.submitted = r
 }
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
@@ -213,42 +179,34 @@ func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semant
 // reset() deletes the state that an earlier call of run() has stored in the publisher. After reset(), the publisher knows only the slices
 // that are stored in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
-	slices.SortFunc(stored, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
+	p.former = formerDevices(stored)
 	var out []resourceslice.Slice
 	for _, s := range stored {
-		if s.Spec.Pool.Name == p.options.Node {
-			out = append(out, resourceslice.Slice{Devices: s.Spec.Devices, SharedCounters: s.Spec.SharedCounters})
-		}
+		out = append(out, resourceslice.Slice{Devices: s.Spec.Devices, SharedCounters: s.Spec.SharedCounters})
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.accepted, p.refused, p.syncing = nil, nil, nil
-	if len(out) > 0 {
+	p.locked(func() {
+		p.refused = nil
 		p.accepted = &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.options.Node: {Slices: out}}}
-	}
+	})
 }
 
-func (p *publisher) setRunning(running bool) {
+func (p *publisher) locked(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.running = running
+	f()
 }
 
-// handleError handles an error that the controller reports.
+// handleError handles an error that the controller reports. The controller repeats the comparison after most errors.
 func (p *publisher) handleError(err error) {
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
 	case errors.As(err, &dropped):
-		p.noteDropped(dropped.DisabledFeatures())
+		for _, f := range dropped.DisabledFeatures() {
+			p.disable(f, "the API server drops fields of ResourceSlices: it has disabled a feature", nil)
+		}
 	case apierrors.IsInvalid(err):
 		p.noteRefusal(err)
-	}
-}
-
-// notify() wakes the loop in run().
-func (p *publisher) notify() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
+	case !apierrors.IsConflict(err) && !apierrors.IsNotFound(err): // another program has changed or deleted the slice
+		p.noteResult(requestWrite, err)
 	}
 }

@@ -29,25 +29,29 @@ func Resources(i Inventory, node string, records []claim.Record, now time.Time) 
 // nil entry means that the allocation result has no settings. Settings returns an error if Prepare would refuse the claim. Each device of
 // the claim must belong to a resource of this driver. Settings does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
+	entries, err := readEntries(c)
+	if err != nil {
+		return nil, err
+	}
 	var devices []allocation.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
 		resource := resourceOf(result.Device)
-		settings, err := configFor(c, result, resource)
+		settings, err := configFor(entries, result, resource)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, settings)
 		devices = append(devices, allocation.Device{Resource: resource.FullName(), Claim: &allocation.Claim{Result: i}})
 	}
-	_, err = checkConfig(c, devices)
+	_, err = checkConfig(c, entries, devices)
 	return out, err
 }
 
 // Published returns the desired content of the ResourceSlices for each device. The key of the map is the PCI address of the device. An API
 // server without some features stores only a part of this content.
 func (d *Driver) Published() map[string]allocation.Published {
-	i, ok := d.latestInventory()
-	if !ok {
+	i := d.latestInventory()
+	if i.Snapshot == nil { // before the first Update
 		return nil
 	}
 	records, err := d.records.List()

@@ -56,8 +56,8 @@ func TestFailureUnprepareHangs(t *testing.T) {
 	must(t, l.reserve(t.Context(), &p, nil))
 	l.writeKubeletFile(newClaim("c-7", "unrelated"))
 	l.callTimeout = 50 * time.Millisecond
-	c, began := newCollector(l.Driver), time.Now()
-	c.missing["c-1"] = began.Add(-time.Hour)
+	c, began := &collector{Driver: l.Driver}, time.Now()
+	c.missing = map[string]time.Time{"c-1": began.Add(-time.Hour)}
 	for range 3 {
 		c.collect(t.Context(), began)
 	}
@@ -98,7 +98,6 @@ func TestUnattached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		l.lead.leads = true
 		go l.collectLoop(ctx)
 		time.Sleep(61 * time.Second) // directly after a search
 		_, err := l.prepare(ctx, own, false)
@@ -133,11 +132,11 @@ func TestUnattachedVFIO(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.updateInventory(pool.Resource{Driver: "vfio-pci"}, nil) // the next scan finds the new driver
-	c := &collector{Driver: l.Driver, unattached: map[string]time.Time{}, warned: map[string]bool{}}
+	c := &collector{Driver: l.Driver}
 	now := time.Now()
 	c.findUnattached(now)
 	c.findUnattached(now.Add(unattachedAfter))
-	if l.driverOf(vf0) != "vfio-pci" || len(c.warned) > 0 {
-		t.Errorf("the driver is %s; unattached: %v", l.driverOf(vf0), c.warned)
+	if l.driverOf(vf0) != "vfio-pci" || len(c.unattached) > 0 {
+		t.Errorf("the driver is %s; unattached: %v", l.driverOf(vf0), c.unattached)
 	}
 }

@@ -6,11 +6,9 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
@@ -21,98 +19,73 @@ const (
 	featureCounters = "DRAPartitionableDevices"
 )
 
-// The constant verbNode stands for the verb of requests for the Node object. All other verbs, such as "update", belong to requests for
-// ResourceSlices.
-const verbNode = "get node"
+// These constants name the requests of the publisher in the log.
+const (
+	requestNode  = "get node"
+	requestList  = "list resourceslices.resource.k8s.io"
+	requestWatch = "watch resourceslices.resource.k8s.io"
+	requestWrite = "write resourceslices.resource.k8s.io"
+)
 
-// sliceMetrics contains the metrics of the publisher.
-type sliceMetrics struct{ writes *prometheus.CounterVec }
+// sliceMetrics collects the metrics of the publisher.
+type sliceMetrics struct{ p *publisher }
 
-func newSliceMetrics(r prometheus.Registerer, p *publisher) sliceMetrics {
-	f := promauto.With(r)
-	gauge := func(name, help string, value func() int) {
-		f.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "podlace_sriov", Name: name, Help: help}, func() float64 {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			return float64(value())
-		})
+// Describe describes the metrics by collecting them.
+func (m sliceMetrics) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, out) }
+
+// Collect returns the metrics.
+func (m sliceMetrics) Collect(out chan<- prometheus.Metric) {
+	p, is := m.p, map[bool]int{true: 1}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var desired int
+	if p.submitted != nil {
+		desired = len(p.submitted.Pools[p.options.Node].Slices)
 	}
-	gauge("dra_up", "1 while ResourceSlices are up to date; 0 while the API server is unreachable or refuses a request.", p.upMetric)
-	gauge("dra_slices", "Desired number of ResourceSlices of this node.", p.slices)
-	gauge("dra_slices_refused", "1 while the API server refuses ResourceSlices and the former ones stay, else 0.", func() int {
-		if p.refused != nil {
-			return 1
-		}
-		return 0
-	})
-	return sliceMetrics{f.NewCounterVec(prometheus.CounterOpts{Namespace: "podlace_sriov", Name: "dra_writes_total",
-		Help: "Writes of ResourceSlices."}, []string{"verb"})}
-}
-
-// upMetric returns 1 if the slices are up to date, and 0 otherwise.
-func (p *publisher) upMetric() int {
-	if p.running && len(p.problems) == 0 && p.refused == nil {
-		return 1
+	gauge := func(name, help string, value int) {
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc("podlace_sriov_"+name, help, nil, nil), prometheus.GaugeValue, float64(value))
 	}
-	return 0
-}
-
-func (p *publisher) slices() int {
-	if p.submitted == nil {
-		return 0
+	gauge("dra_up", "1 while ResourceSlices are up to date; 0 while the API server is unreachable or refuses a request.",
+		is[p.controller != nil && len(p.problems) == 0 && p.refused == nil])
+	gauge("dra_slices", "Desired number of ResourceSlices of this node.", desired)
+	gauge("dra_slices_refused", "1 while the API server refuses ResourceSlices and the former ones stay, else 0.", is[p.refused != nil])
+	var done resourceslice.Stats
+	if p.controller != nil {
+		done = p.controller.GetStats()
 	}
-	return len(p.submitted.Pools[p.options.Node].Slices)
-}
-
-// noteWrite handles the result of a write request.
-func (p *publisher) noteWrite(ctx context.Context, verb string, err error) {
-	if err == nil {
-		p.count.writes.WithLabelValues(verb).Inc()
-	}
-	if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) { // the next comparison handles these
-		p.noteResult(ctx, verb, err)
+	writes := prometheus.NewDesc("podlace_sriov_dra_writes_total", "Writes of ResourceSlices.", []string{"verb"}, nil)
+	for verb, n := range map[string]int64{"create": done.NumCreates, "update": done.NumUpdates, "delete": done.NumDeletes} {
+		out <- prometheus.MustNewConstMetric(writes, prometheus.CounterValue, float64(n), verb)
 	}
 }
 
 // noteResult handles the result of a request. noteResult logs a failure once. noteResult logs again if the reason of the failure changes,
 // and when a request succeeds after a failure.
-func (p *publisher) noteResult(ctx context.Context, verb string, err error) {
-	if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+func (p *publisher) noteResult(request string, err error) {
+	if errors.Is(err, context.Canceled) {
 		return // the daemon is stopping
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	former := p.problems[verb]
-	if err == nil {
-		if delete(p.problems, verb); former != "" {
-			p.options.Log.Info("the API server answers again", "request", requestName(verb))
-		}
-		return
+	former, failed := p.problems[request]
+	reason := apierrors.ReasonForError(err)
+	switch {
+	case err == nil && failed:
+		delete(p.problems, request)
+		p.options.Log.Info("the API server answers again", "request", request)
+	case err != nil && (!failed || former != reason):
+		p.problems[request] = reason
+		p.options.Log.Warn("ResourceSlices may be out of date: a request failed; retrying", "request", request, "node", p.options.Node,
+			"error", err, "hint", hintFor(request, err))
 	}
-	reason := string(apierrors.ReasonForError(err))
-	if reason == "" {
-		reason = "unreachable"
-	}
-	if p.problems[verb] = reason; former != reason {
-		p.options.Log.Warn("ResourceSlices may be out of date: a request failed; retrying", "request", requestName(verb), "node",
-			p.options.Node, "error", err, "hint", p.hintFor(verb, err))
-	}
-}
-
-// requestName returns the RBAC verb and the resource of a request.
-func requestName(verb string) string {
-	if verb == verbNode {
-		return verb
-	}
-	return verb + " resourceslices.resource.k8s.io"
 }
 
 // hintFor returns a hint for the log that helps an admin to repair the cause of an error.
-func (p *publisher) hintFor(verb string, err error) string {
+func hintFor(request string, err error) string {
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 		return "grant the verb of the request in the ClusterRole of this daemon"
-	case apierrors.IsNotFound(err) && verb == verbNode:
+	case apierrors.IsNotFound(err) && request == requestNode:
 		return "set --node-name to the name of the Node object"
 	case apierrors.IsNotFound(err):
 		return "resource.k8s.io/v1 needs Kubernetes 1.34 or newer; the device plugin API works without it"
@@ -120,28 +93,23 @@ func (p *publisher) hintFor(verb string, err error) string {
 	return "running pods and the device plugin API work without the API server"
 }
 
-// noteDropped records the features that the API server has disabled.
-func (p *publisher) noteDropped(disabled []string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, f := range disabled {
-		if _, ok := p.disabled[f]; !ok {
-			p.options.Log.Warn("the API server drops fields of ResourceSlices: it has disabled a feature", "feature", f, "consequence",
-				consequence(f))
-		}
-		p.disabled[f] = time.Now().Add(featureRetry)
+// consequence says what the publisher does without a feature of the API server.
+func consequence(feature string) string {
+	if feature == featureTaints {
+		return "free devices with faults are left out of the slices instead of tainted"
 	}
-	p.notify()
+	return "PFs with offerWhole are left out of the slices"
 }
 
-func consequence(feature string) string {
-	switch feature {
-	case featureTaints:
-		return "free devices with faults are left out of the slices instead of tainted"
-	case featureCounters:
-		return "PFs with offerWhole are left out of the slices"
+// disable() stops the use of a feature for a while, and logs the reason once.
+func (p *publisher) disable(feature, why string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.disabled[feature]; !known {
+		p.options.Log.Warn(why, "feature", feature, "consequence", consequence(feature), "error", err)
 	}
-	return "no known consequence"
+	p.disabled[feature] = time.Now().Add(featureRetry)
+	p.change(func() {})
 }
 
 // currentFeatures returns the features that the publisher uses now.
@@ -154,62 +122,18 @@ func (p *publisher) currentFeatures(now time.Time) sliceFeatures {
 // noteRefusal handles the error that the API server returns for invalid slices. The only known cause is an API server before Kubernetes
 // 1.35, which refuses counters in slices without devices.
 func (p *publisher) noteRefusal(err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.failing = true
-	if p.refused != nil || p.syncing == nil {
+	var refused *resourceslice.DriverResources
+	var known bool // a comparison may follow before the loop in run() has gone back to the accepted slices
+	p.locked(func() { refused, known = p.syncing, p.refused != nil })
+	if known {
 		return
 	}
-	if _, ok := p.disabled[featureCounters]; !ok && p.hasCounters(p.syncing) {
-		p.options.Log.Warn("the API server refuses counters in slices without devices: it is older than Kubernetes 1.35", "consequence",
-			consequence(featureCounters), "fields", invalidFields(err))
-	}
-	if p.hasCounters(p.syncing) {
-		p.disabled[featureCounters] = time.Now().Add(featureRetry)
-		p.notify()
+	if slices.ContainsFunc(refused.Pools[p.options.Node].Slices, func(s resourceslice.Slice) bool { return len(s.SharedCounters) > 0 }) {
+		p.disable(featureCounters, "the API server refuses counters in slices without devices: it is older than Kubernetes 1.35", err)
 		return
 	}
-	p.refused = p.syncing
+	p.locked(func() { p.refused = refused })
 	p.options.Log.Error("the API server refuses the ResourceSlices: the former slices remain until the devices change", "node", p.options.Node,
-		"fields", invalidFields(err), "error", err)
-	p.notify()
-}
-
-func (p *publisher) hasCounters(r *resourceslice.DriverResources) bool {
-	return slices.ContainsFunc(r.Pools[p.options.Node].Slices, func(s resourceslice.Slice) bool { return len(s.SharedCounters) > 0 })
-}
-
-// invalidFields returns the names of at most three invalid fields.
-func invalidFields(err error) string {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) || status.Status().Details == nil {
-		return ""
-	}
-	var names []string
-	for _, c := range status.Status().Details.Causes {
-		if !slices.Contains(names, c.Field) && len(names) < 3 {
-			names = append(names, c.Field)
-		}
-	}
-	return strings.Join(names, ", ")
-}
-
-// noteSyncStart records that a comparison of slices has started.
-func (p *publisher) noteSyncStart() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.syncing, p.failing = p.submitted, false
-}
-
-// noteSynced records that a comparison of slices has succeeded. After a successful comparison, earlier write failures no longer count as
-// problems.
-func (p *publisher) noteSynced() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.syncing != nil && !p.failing {
-		p.accepted = p.syncing
-	}
-	for _, verb := range []string{"create", "update", "delete"} {
-		delete(p.problems, verb)
-	}
+		"error", err)
+	p.change(func() {})
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -24,49 +23,42 @@ import (
 )
 
 const (
-	firstRestart   = time.Second
-	longestRestart = 30 * time.Second
-	// checkInterval is the time between two checks of the sockets. Another program may delete the sockets at any time.
+	restartPause = time.Second
+	// checkInterval is the time between two checks of the sockets and of the leader lock. Another program may delete them at any time.
 	checkInterval = time.Second
 )
 
-// serverState is the state of the server that answers the calls of the kubelet.
-type serverState struct {
-	mu      sync.Mutex
-	helper  *kubeletplugin.Helper
-	failed  chan error // receives the error of the running server
-	whyDown string     // why no server runs
-}
-
 // serve() answers calls of the kubelet until ctx is done. After a failure, serve() starts the server again.
 func (d *Driver) serve(ctx context.Context) {
-	var running sync.WaitGroup
-	defer running.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the goroutines before the wait
-	running.Go(func() { d.lead.holdLead(ctx, d) })
-	running.Go(func() { d.collectLoop(ctx) })
-	running.Go(func() { d.statusLoop(ctx) })
-	running.Go(func() { d.alignLoop(ctx) })
-	logged := ""
-	for pause := firstRestart; ctx.Err() == nil; {
-		began := time.Now()
-		err := d.serveOnce(ctx)
-		if err == nil {
-			break
-		}
-		d.conn.setDown(err)
-		if err.Error() != logged {
-			d.options.Log.Error("claims cannot be prepared: the server for the kubelet failed; restarting it", "error", err)
-		}
-		logged = err.Error()
-		if pause = min(2*pause, longestRestart); time.Since(began) > longestRestart {
-			pause = firstRestart
+	for ctx.Err() == nil {
+		_, news := d.watchInventory()
+		if d.whyNotServing() == "" {
+			err := d.serveOnce(ctx)
+			d.setServer(nil, err)
+			if d.failures.isDue("serve", err, time.Now()) {
+				d.options.Log.Error("claims cannot be prepared: the server for the kubelet failed; restarting it", "error", err)
+			}
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-news:
+		case <-time.After(restartPause):
 		}
+	}
+}
+
+// whyNotServing returns the reason why this instance must not serve the kubelet at the moment, or "".
+func (d *Driver) whyNotServing() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.whyWaiting
+}
+
+func (d *Driver) setServer(h *kubeletplugin.Helper, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.helper, d.whyDown = h, ""; err != nil {
+		d.whyDown = err.Error()
 	}
 }
 
@@ -77,20 +69,19 @@ func (o Options) socketFolders() (registry, data string) {
 
 // serveOnce answers calls of the kubelet until ctx is done, the server fails, or a socket is lost.
 func (d *Driver) serveOnce(ctx context.Context) error {
-	if err := d.awaitTurn(ctx); err != nil || ctx.Err() != nil {
-		return err
-	}
 	registry, data := d.options.socketFolders()
 	for _, dir := range []string{registry, data} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return err
 		}
 	}
-	failed := make(chan error, 1)
-	d.conn.begin(failed)
+	select {
+	case err := <-d.failed:
+		d.options.Log.Debug("the former server failed again", "error", err)
+	default:
+	}
 	options := []kubeletplugin.Option{kubeletplugin.DriverName(claim.Driver), kubeletplugin.KubeClient(d.options.Client),
-		kubeletplugin.NodeName(d.options.Node), kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data),
-		kubeletplugin.Serialize(false), kubeletplugin.HealthV1(true), kubeletplugin.HealthV1alpha1(true)}
+		kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.Serialize(false)}
 	if d.options.Instance != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}
@@ -99,11 +90,11 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.conn.start(helper)
+	d.setServer(helper, nil)
 	defer helper.Stop()
 	sockets := d.socketPaths()
 	d.options.Log.Info("ready to prepare claims for the kubelet", "driver", claim.Driver, "sockets", strings.Join(sockets, " "))
-	return d.awaitFailure(ctx, sockets, failed)
+	return d.awaitFailure(ctx, sockets)
 }
 
 // socketPaths returns the paths of the sockets of this instance.
@@ -116,24 +107,22 @@ func (d *Driver) socketPaths() []string {
 	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
 }
 
-// awaitFailure waits until ctx is done, the server has failed, or another program has deleted or replaced a socket.
-func (d *Driver) awaitFailure(ctx context.Context, sockets []string, failed <-chan error) error {
+// awaitFailure waits until ctx is done, the server has failed, another program has deleted or replaced a socket, or this instance must not
+// serve the kubelet any more.
+func (d *Driver) awaitFailure(ctx context.Context, sockets []string) error {
 	own := map[string]probes.SocketID{}
 	for _, path := range sockets {
 		own[path], _ = probes.SocketAt(path)
 	}
 	look := time.NewTicker(checkInterval)
 	defer look.Stop()
-	for {
+	for d.whyNotServing() == "" {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-failed:
+		case err := <-d.failed:
 			return err
 		case <-look.C:
-		}
-		if why := d.lead.whyNotServing(); why != "" {
-			return errors.New(why)
 		}
 		for _, path := range sockets {
 			if id, ok := probes.SocketAt(path); !ok || !id.Same(own[path]) {
@@ -141,6 +130,7 @@ func (d *Driver) awaitFailure(ctx context.Context, sockets []string, failed <-ch
 			}
 		}
 	}
+	return nil
 }
 
 // HandleError handles errors that the servers of the Kubernetes library report.
@@ -149,44 +139,20 @@ func (h callHandler) HandleError(_ context.Context, err error, msg string) {
 		h.options.Log.Warn(msg, "error", err)
 		return
 	}
-	h.conn.fail(fmt.Errorf("%s: %w", msg, err))
-}
-
-func (c *serverState) begin(failed chan error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.failed = failed
-}
-
-func (c *serverState) start(h *kubeletplugin.Helper) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.helper, c.whyDown = h, ""
-}
-
-func (c *serverState) setDown(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.helper, c.whyDown = nil, err.Error()
-}
-
-func (c *serverState) fail(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	select {
-	case c.failed <- err:
+	case h.failed <- fmt.Errorf("%s: %w", msg, err):
 	default:
 	}
 }
 
-// whyUnregistered returns the reason why the kubelet cannot reach the driver, or "" if the kubelet can reach it.
-func (d *Driver) whyUnregistered() string {
-	d.conn.mu.Lock()
-	defer d.conn.mu.Unlock()
-	if d.conn.helper == nil {
-		return cmp.Or(d.conn.whyDown, "the server for the kubelet has not started")
+// Ready returns the reason why pods cannot get devices through claims yet. Ready returns "" if pods can get devices through claims.
+func (d *Driver) Ready() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.helper == nil {
+		return cmp.Or(d.whyWaiting, d.whyDown, "the server for the kubelet has not started")
 	}
-	switch status := d.conn.helper.RegistrationStatus(); {
+	switch status := d.helper.RegistrationStatus(); {
 	case status == nil:
 		return "the kubelet has not registered driver " + claim.Driver
 	case !status.GetPluginRegistered():

@@ -4,7 +4,6 @@ package dra
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -45,34 +44,22 @@ type desiredState struct {
 	excluded map[pci.Address]int // number of VFs that each PF offered as a whole excludes
 }
 
-// sortEntry contains a device and its sort keys.
-type sortEntry struct {
-	device resourceapi.Device
-	numa   int // pci.Unknown (-1) if unknown
-	pf     pci.Address
-	vf     int
-}
-
 // driverResources returns the slices that the node publishes. The slices form one pool, and no slice contains devices of two PFs.
 // driverResources returns the same slices for each order of the input.
 func (d desiredState) driverResources() *resourceslice.DriverResources {
-	entries := d.allEntries()
+	d.excluded = d.wholePFs()
 	var out []resourceslice.Slice
 	if d.counters {
-		out = counterSlices(d.wholePFs())
+		out = counterSlices(d.excluded)
 	}
-	slices.SortFunc(entries, sortEntry.compareTo)
-	for len(entries) > 0 {
-		of := entries[0].pf
+	devices := d.allDevices()
+	slices.SortFunc(devices, compareDevices)
+	for len(devices) > 0 {
 		n := 0
-		for n < len(entries) && n < maxDevices && entries[n].pf == of {
+		for n < len(devices) && n < maxDevices && pfAddress(devices[n]) == pfAddress(devices[0]) {
 			n++
 		}
-		var s resourceslice.Slice
-		for _, e := range entries[:n] {
-			s.Devices = append(s.Devices, e.device)
-		}
-		out, entries = append(out, s), entries[n:]
+		out, devices = append(out, resourceslice.Slice{Devices: devices[:n:n]}), devices[n:]
 	}
 	if len(out) == 0 {
 		out = append(out, resourceslice.Slice{})
@@ -80,18 +67,21 @@ func (d desiredState) driverResources() *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
 }
 
-// compareTo compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order of the
-// devices matters because the scheduler takes the first device that fits.
-func (e sortEntry) compareTo(o sortEntry) int {
-	last := func(n int) uint { return uint(n) } // -1 becomes the largest number
-	return cmp.Or(cmp.Compare(last(e.numa), last(o.numa)), e.pf.Compare(o.pf), cmp.Compare(last(e.vf), last(o.vf)),
-		strings.Compare(e.device.Name, o.device.Name))
+// compareDevices compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order of
+// the devices matters because the scheduler takes the first device that fits.
+func compareDevices(a, b resourceapi.Device) int {
+	compare := func(name resourceapi.QualifiedName) int { // -1 becomes the largest number
+		return cmp.Compare(uint64(*a.Attributes[name].IntValue), uint64(*b.Attributes[name].IntValue))
+	}
+	return cmp.Or(compare(attrNUMA), strings.Compare(pfAddress(a), pfAddress(b)), compare(attrVF),
+		strings.Compare(a.Name, b.Name))
 }
 
-// allEntries returns all devices to publish, in no particular order.
-func (d desiredState) allEntries() (out []sortEntry) {
+func pfAddress(d resourceapi.Device) string { return *d.Attributes[attrPFAddress].StringValue }
+
+// allDevices returns all devices to publish, in no particular order.
+func (d desiredState) allDevices() (out []resourceapi.Device) {
 	prepared := d.claimedResources()
-	d.excluded = d.wholePFs()
 	seen := map[string]bool{}
 	for _, p := range d.Pools {
 		for _, dev := range p.Devices {
@@ -112,7 +102,7 @@ func (d desiredState) allEntries() (out []sortEntry) {
 			if dev, ok := d.Snapshot.Device(address); ok {
 				out = d.addDevice(out, prepared[id], pool.Device{Device: dev}, true)
 			} else {
-				out = append(out, d.goneEntry(address, prepared[id]))
+				out = append(out, d.goneDevice(address, prepared[id]))
 			}
 		}
 	}
@@ -140,43 +130,36 @@ func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool 
 }
 
 // addDevice adds an existing device. If the API server drops taints, addDevice omits a free device that needs a taint.
-func (d desiredState) addDevice(out []sortEntry, resource string, dev pool.Device, prepared bool) []sortEntry {
-	id, pf := dev.Address.String(), d.pfOf(dev.Device)
-	e := sortEntry{numa: dev.NUMANode, pf: pf.Address, vf: dev.VFIndex}
-	e.device = resourceapi.Device{Name: DeviceName(dev.Address), Attributes: d.attributesOf(resource, dev)}
-	taints := d.taintsOf(id, d.pfName(pf), prepared)
+func (d desiredState) addDevice(out []resourceapi.Device, resource string, dev pool.Device, prepared bool) []resourceapi.Device {
+	pf := d.pfOf(dev.Device)
+	device := resourceapi.Device{Name: DeviceName(dev.Address), Attributes: d.attributesOf(resource, dev)}
+	taints := d.taintsOf(dev.Address.String(), d.pfName(pf), prepared)
 	if !d.taints && !prepared && repels(taints) {
 		return out
 	}
-	d.setTaints(&e.device, taints)
-	if n := d.excluded[e.pf]; d.counters && n > 0 {
-		e.device.ConsumesCounters = counterUse(dev.Device, e.pf, n)
+	d.setTaints(&device, taints)
+	if n := d.excluded[pf.Address]; d.counters && n > 0 {
+		device.ConsumesCounters = counterUse(dev.Device, pf.Address, n)
 	}
-	return append(out, e)
+	return append(out, device)
 }
 
-// goneEntry returns the last published entry of a missing device. If the driver knows no published entry, goneEntry derives the attributes
-// from the address of the device.
-func (d desiredState) goneEntry(a pci.Address, resource string) sortEntry {
-	name := DeviceName(a)
-	e := sortEntry{numa: pci.Unknown, vf: pci.Unknown}
-	former, ok := d.former[name]
-	if !ok {
-		former.Attributes = d.attributesOf(resource, pool.Device{Device: pci.Device{Address: a, NUMANode: pci.Unknown, VFIndex: pci.Unknown}})
-		former.Attributes[attrKind] = text(kindVF)
+// goneDevice returns the last published entry of a missing device. If the driver knows no published entry, goneDevice derives the
+// attributes from the address of the device.
+func (d desiredState) goneDevice(a pci.Address, resource string) resourceapi.Device {
+	device := resourceapi.Device{Name: DeviceName(a), Attributes: d.former[DeviceName(a)].Attributes}
+	if !isSortable(device) {
+		device.Attributes = d.attributesOf(resource, pool.Device{Device: pci.Device{Address: a, NUMANode: pci.Unknown, VFIndex: pci.Unknown}})
+		device.Attributes[attrKind] = text(kindVF)
 	}
-	e.device = resourceapi.Device{Name: name, Attributes: former.Attributes}
-	if n := former.Attributes[attrNUMA].IntValue; n != nil {
-		e.numa = int(*n)
-	}
-	if n := former.Attributes[attrVF].IntValue; n != nil {
-		e.vf = int(*n)
-	}
-	if s := former.Attributes[attrPFAddress].StringValue; s != nil {
-		e.pf, _ = pci.ParseAddress(*s) // the zero value sorts as a separate PF
-	}
-	d.setTaints(&e.device, d.goneTaints())
-	return e
+	d.setTaints(&device, taint(taintGone, "", d.Taints.Gone))
+	return device
+}
+
+// isSortable reports whether a device has the attributes that compareDevices needs. Another program may have removed them from a slice.
+func isSortable(d resourceapi.Device) bool {
+	a := d.Attributes
+	return a[attrNUMA].IntValue != nil && a[attrVF].IntValue != nil && a[attrPFAddress].StringValue != nil
 }
 
 // setTaints sets the taints of a device, unless the API server drops taints.
@@ -238,23 +221,4 @@ func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.De
 		}
 	}
 	return out
-}
-
-// describeSlices returns the numbers of slices and devices for the log.
-func describeSlices(r *resourceslice.DriverResources) string {
-	n, devices := 0, 0
-	for _, p := range r.Pools {
-		for _, s := range p.Slices {
-			n, devices = n+1, devices+len(s.Devices)
-		}
-	}
-	return countText(n, "slice") + " with " + countText(devices, "device")
-}
-
-// countText returns a number with its noun, such as "1 slice" or "2 slices".
-func countText(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprint(n, " ", noun)
 }

@@ -181,6 +181,24 @@ func TestSlices(t *testing.T) {
 	}
 }
 
+// TestOrder: the NUMA node of a device matters more than its PF, and unknown NUMA nodes come last. A PF comes after its VFs.
+func TestOrder(t *testing.T) {
+	var devices []resourceapi.Device
+	for _, d := range []struct {
+		pf       string
+		numa, vf int
+	}{{"0000:99:00.0", 0, 1}, {"0000:99:00.0", 0, -1}, {"0000:11:00.0", 1, 0}, {"0000:55:00.0", 1, 0}, {"0000:00:00.0", -1, 0}} {
+		devices = append(devices, resourceapi.Device{Name: fmt.Sprint(d), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			attrPFAddress: text(d.pf), attrNUMA: number(d.numa), attrVF: number(d.vf)}})
+	}
+	shuffled := slices.Clone(devices)
+	rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+	slices.SortFunc(shuffled, compareDevices)
+	if diff := cmp.Diff(devices, shuffled); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestAttributes: each device has all attributes. The standard attributes have the values that the Kubernetes library reads from sysfs. If
 // the NUMA node of a device is unknown, the device has the attribute numa, but not the attribute numaNode.
 func TestAttributes(t *testing.T) {

@@ -115,7 +115,7 @@ func TestStatus(t *testing.T) {
 	}
 	wait(both...)
 	l.detach(vf0)
-	wait(other, `sriov.podlace.io/node-a/0000-11-02-0 Ready=False {"pciAddress":"0000:11:02.0","vf":0}`, both[2])
+	wait(other, `sriov.podlace.io/node-a/0000-11-02-0 Ready=False {"pciAddress":"0000:11:02.0","pf":"ens0f0","vf":0}`, both[2])
 	stop()
 	before := l.writes()
 	l.Driver = New(l.options)
@@ -127,8 +127,8 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%d writes, then %d", before, got)
 	}
 	l.detach(vf1)
-	wait(other, `sriov.podlace.io/node-a/0000-11-02-0 Ready=False {"pciAddress":"0000:11:02.0","vf":0}`,
-		`sriov.podlace.io/node-a/0000-11-02-1 Ready=False {"pciAddress":"0000:11:02.1","vf":0}`)
+	wait(other, `sriov.podlace.io/node-a/0000-11-02-0 Ready=False {"pciAddress":"0000:11:02.0","pf":"ens0f0","vf":0}`,
+		`sriov.podlace.io/node-a/0000-11-02-1 Ready=False {"pciAddress":"0000:11:02.1","pf":"ens0f0","vf":1}`)
 	stop()
 }
 
@@ -151,29 +151,31 @@ func TestStatusForbidden(t *testing.T) {
 	group := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
 	w := newStatusWriter(l.Driver)
 	answer = errors.New("too many requests")
-	if again := w.writeAll(t.Context()); time.Until(again) > 2*time.Second || again.IsZero() || tries != 1 {
-		t.Errorf("again %s, %d tries", again, tries)
+	if w.writeAll(t.Context()); time.Until(w.next) > 2*time.Second || w.next.IsZero() || tries != 1 {
+		t.Errorf("again %s, %d tries", w.next, tries)
 	}
 	if w.writeAll(t.Context()); tries != 1 {
 		t.Errorf("%d tries at once", tries)
 	}
 	answer = apierrors.NewForbidden(group, "web", errors.New("no"))
-	w.retries = map[string]statusRetry{}
+	w.next = time.Time{}
 	for range 3 {
-		if again := w.writeAll(t.Context()); time.Until(again) < statusForbidden/2 || tries != 2 {
-			t.Errorf("again %s, %d tries", again, tries)
+		if w.writeAll(t.Context()); time.Until(w.next) < statusForbidden/2 || tries != 2 {
+			t.Errorf("again %s, %d tries", w.next, tries)
 		}
 	}
-	if n := strings.Count(l.log.String(), "associated-node:patch"); n != 1 {
-		t.Errorf("logged %d times\n%s", n, l.log)
-	}
-	answer, w.forbidden = apierrors.NewNotFound(group, "web"), time.Time{}
+	w.next = time.Time{}
 	w.writeAll(t.Context())
-	r := w.retries["c-1"]
-	r.next = time.Time{}
-	w.retries["c-1"] = r
-	if again := w.writeAll(t.Context()); !again.IsZero() || tries != 3 {
-		t.Errorf("again %s, %d tries", again, tries)
+	if n := strings.Count(l.log.String(), "associated-node:patch"); n != 1 || tries != 3 {
+		t.Errorf("logged %d times after %d tries\n%s", n, tries, l.log)
+	}
+	answer = apierrors.NewNotFound(group, "web")
+	for range 2 {
+		w.next = time.Time{}
+		w.writeAll(t.Context())
+	}
+	if !w.next.IsZero() || tries != 4 {
+		t.Errorf("again %s, %d tries for a claim that was deleted", w.next, tries)
 	}
 	l.detach(vf0)
 }

@@ -32,28 +32,19 @@ func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTa
 	case !faulty, fault.Kind == Held && prepared:
 		return nil
 	case fault.Kind == Held:
-		return enabledTaint(taint(taintHeld, "", string(resourceapi.DeviceTaintEffectNoSchedule)))
+		return taint(taintHeld, "", string(resourceapi.DeviceTaintEffectNoSchedule))
 	case fault.Kind == LinkDown:
-		return enabledTaint(taint(taintLinkDown, pf, i.Taints.LinkDown))
+		return taint(taintLinkDown, pf, i.Taints.LinkDown)
 	}
-	return enabledTaint(taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy))
+	return taint(taintUnhealthy, fault.Kind, i.Taints.Unhealthy)
 }
 
-// goneTaints returns the taints of a missing device that a claim has.
-func (i Inventory) goneTaints() []resourceapi.DeviceTaint {
-	return enabledTaint(taint(taintGone, "", i.Taints.Gone))
-}
-
-func taint(key, value, effect string) resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}
-}
-
-// enabledTaint returns a list with the taint, or an empty list if the configuration disables the taint.
-func enabledTaint(t resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
-	if t.Effect == noTaint || t.Effect == "" {
+// taint returns a list with one taint, or an empty list if the configuration disables the taint.
+func taint(key, value, effect string) []resourceapi.DeviceTaint {
+	if effect == noTaint || effect == "" {
 		return nil
 	}
-	return []resourceapi.DeviceTaint{t}
+	return []resourceapi.DeviceTaint{{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}}
 }
 
 // repels() reports whether the taints keep new pods away from the device.

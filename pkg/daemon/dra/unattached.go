@@ -3,6 +3,8 @@
 package dra
 
 import (
+	"cmp"
+	"errors"
 	"slices"
 	"time"
 
@@ -15,43 +17,32 @@ import (
 // claim. A device usually stays unattached because the plugin sriov is missing from the node's CNI configuration.
 const unattachedAfter = 2 * time.Minute
 
-// findUnattached counts the prepared claims with an unattached device and logs each of these claims once. A device is unattached if no
-// pod has attached it.
+var errUnattached = errors.New("no pod has attached a device of a prepared claim")
+
+// findUnattached counts and logs the prepared claims with an unattached device. A device is unattached if no pod has attached it.
 func (c *collector) findUnattached(now time.Time) {
 	records, _ := c.records.List() // collect() logs the error
 	held, err := sriov.Holdings()
 	if err != nil {
 		return // collect() logs the error
 	}
-	count := 0
-	since := map[string]time.Time{}
+	count, unattached := 0, map[string]time.Time{}
 	for _, r := range records {
-		device := c.unattachedDevice(r, held)
+		device, uid := c.unattachedDevice(r, held), r.Claim().UID
 		if device == "" {
 			continue
 		}
-		uid := r.Claim().UID
-		began, known := c.unattached[uid]
-		if !known {
-			began = now
-		}
-		since[uid] = began
-		if now.Sub(began) < unattachedAfter {
+		unattached[uid] = cmp.Or(c.unattached[uid], now)
+		if now.Sub(unattached[uid]) < unattachedAfter {
 			continue
 		}
 		count++
-		if !c.warned[uid] {
-			c.warned[uid] = true
-			c.options.Log.Warn("no pod has attached a device of a prepared claim", "claim", r.String(), "uid", uid, "device", device,
+		if c.failures.isDue("unattached "+uid, errUnattached, now) {
+			c.options.Log.Warn(errUnattached.Error(), "claim", r.String(), "uid", uid, "device", device,
 				"hint", "add the plugin sriov with the resource to the node's CNI configuration; pods with hostNetwork cannot attach devices")
 		}
 	}
-	for uid := range c.warned {
-		if _, still := since[uid]; !still {
-			delete(c.warned, uid)
-		}
-	}
-	c.unattached = since
+	c.unattached = unattached
 	c.count.unattached.Set(float64(count))
 }
 
@@ -70,11 +61,7 @@ func (c *collector) unattachedDevice(r claim.Record, held []sriov.Holding) strin
 
 // inUserspace reports whether a device has a user space driver, such as vfio-pci.
 func (c *collector) inUserspace(id string) bool {
-	i, known := c.latestInventory()
 	address, err := pci.ParseAddress(id)
-	if !known || err != nil || i.Snapshot == nil {
-		return false
-	}
-	dev, ok := i.Snapshot.Device(address)
-	return ok && sriov.Userspace(dev.Driver)
+	dev, ok := c.latestInventory().Snapshot.Device(address)
+	return err == nil && ok && sriov.Userspace(dev.Driver)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -22,26 +21,18 @@ import (
 // UnprepareResourceClaims frees the devices of several claims. After an error, the claim keeps its devices, and the kubelet repeats the
 // call.
 func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	results := make([]error, len(claims))
-	var running sync.WaitGroup
-	for i, c := range claims {
-		running.Go(func() {
-			err := h.unprepareWithin(ctx, string(c.UID))
-			if err != nil {
-				err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
-			}
-			if h.failures.isDue("unprepare "+string(c.UID), err, time.Now()) {
-				h.options.Log.Warn("could not unprepare a claim, which keeps its devices; the kubelet retries", "claim", c.Namespace+"/"+c.Name, "uid", string(c.UID), "error", err)
-			}
-			results[i] = err
-		})
-	}
-	running.Wait()
-	byUID := map[types.UID]error{}
-	for i, c := range claims {
-		byUID[c.UID] = results[i]
-	}
-	return byUID, nil
+	uid := func(c kubeletplugin.NamespacedObject) types.UID { return c.UID }
+	return atOnce(claims, uid, func(c kubeletplugin.NamespacedObject) error {
+		err := h.unprepareWithin(ctx, string(c.UID))
+		if err != nil {
+			err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+		}
+		if h.failures.isDue("unprepare "+string(c.UID), err, time.Now()) {
+			h.options.Log.Warn("could not unprepare a claim, which keeps its devices; the kubelet retries", "claim", c.Namespace+"/"+c.Name,
+				"uid", string(c.UID), "error", err)
+		}
+		return err
+	}), nil
 }
 
 // unprepareWithin calls unprepare(), but returns after callTimeout at the latest. After a timeout, unprepare() continues in the background
