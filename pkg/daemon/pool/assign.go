@@ -34,7 +34,7 @@ type Device struct {
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
-	for _, v := range c.matchAll(n, false) {
+	for _, v := range c.matchAll(n) {
 		if v.resource >= 0 {
 			members[v.resource] = append(members[v.resource], c.poolDevice(n, v))
 		}
