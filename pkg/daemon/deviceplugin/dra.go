@@ -60,7 +60,7 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.makeClaims()
 	d.claimable = nil
 	for _, p := range pools {
-		d.claimable = append(d.claimable, newOffer(p, d.snapshot, deviceGrant{}, faultTexts(faults), nil))
+		d.claimable = append(d.claimable, newOffer(p, d.snapshot, deviceGrant{}, d.faults, nil))
 	}
 	if len(pools) == 0 && d.driver == nil && !slices.ContainsFunc(d.held, byClaim) {
 		d.driverFault = ""

@@ -4,7 +4,8 @@ package deviceplugin
 
 import (
 	"fmt"
-	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/daemon/dra"
@@ -95,7 +96,10 @@ func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device,
 	if by.have[id] || d.Whole > 0 {
 		driver = ""
 	}
-	found := deviceFault(s, driver, d.Device)
+	found := deviceFault(s, driver, d)
+	if found.Kind == dra.LinkDown && r.LinkDown == pool.NoTaint {
+		found = dra.Fault{}
+	}
 	if missing := h.files.missingFile(d); isHealthy(found) && missing != "" {
 		found = dra.Fault{Kind: noFiles, Text: missing}
 	}
@@ -142,7 +146,7 @@ func (c *deviceCondition) delay() time.Duration {
 }
 
 // deviceFault returns the current fault of a device, or the zero value if a pod can use the device.
-func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
+func deviceFault(s *pci.Snapshot, driver string, d pool.Device) dra.Fault {
 	switch {
 	case d.Unreadable != "":
 		return dra.Fault{Kind: unreadable, Text: d.Unreadable}
@@ -155,7 +159,7 @@ func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 		}
 		return dra.Fault{Kind: otherDriver, Text: text}
 	}
-	pf := d
+	pf := d.Device
 	if d.IsVF() {
 		var ok bool
 		if pf, ok = s.Device(d.PF); !ok {
@@ -165,8 +169,10 @@ func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	switch {
 	case pf.Unreadable != "":
 		return dra.Fault{Kind: pfUnreadable, Text: fmt.Sprintf("its PF %s: %s", pf.Address, pf.Unreadable)}
-	case len(pf.Interfaces) > 0 && !pf.Carrier:
-		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", pf.Interfaces[0])}
+	case slices.Contains(pf.Down, d.Port):
+		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", d.Port)}
+	case len(pf.Interfaces) > 0 && !pf.Carrier: // the PF does not tell which port a VF uses
+		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", strings.Join(pf.Interfaces, ", "))}
 	}
 	return dra.Fault{}
 }
@@ -181,13 +187,5 @@ func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 func (d *daemon) reportedFaults() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	all := map[string]string{}
-	for _, s := range d.serving {
-		o, _ := s.current()
-		maps.Copy(all, o.faults)
-	}
-	for _, o := range d.claimable {
-		maps.Copy(all, o.faults)
-	}
-	return all
+	return d.faults
 }

@@ -22,6 +22,7 @@ type Device struct {
 	RDMA     bool              // the container gets its RDMA device files
 	VhostNet bool              // the container gets /dev/vhost-net and /dev/net/tun
 	Info     map[string]string // from additionalInfo
+	Port     string            // interface of the PF by which the selector names the device, if it names one
 	Whole    int               // for a PF offered as a whole: number of VFs that it excludes
 }
 
@@ -74,7 +75,8 @@ func (c *Config) poolDevice(n *node, v verdict) Device {
 		}
 	}
 	if v.selector >= 0 {
-		d.RDMA, d.VhostNet = r.Selectors[v.selector].RDMA, r.Selectors[v.selector].VhostNet
+		s := &r.Selectors[v.selector]
+		d.RDMA, d.VhostNet, d.Port = s.RDMA, s.VhostNet, s.port(n.subjects[v.device])
 	}
 	for _, key := range []string{"*", d.Address.String()} {
 		for k, value := range r.AdditionalInfo[key] {

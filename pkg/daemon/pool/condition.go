@@ -107,6 +107,20 @@ func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }
 
+// port returns the interface of the PF by which a selector names a device, or "". A PF may have an interface for each of its ports.
+func (s *selector) port(d subject) string {
+	for _, c := range s.Conditions {
+		t, _ := c.test.(pfTest)
+		for _, p := range t.ranges {
+			named := func(name string) bool { return strings.EqualFold(name, p.pf) }
+			if i := slices.IndexFunc(d.pf.Interfaces, named); i >= 0 && p.contains(d) {
+				return d.pf.Interfaces[i]
+			}
+		}
+	}
+	return ""
+}
+
 func (t pfTest) missing(n *node) (out []string) {
 	for _, p := range t.ranges {
 		i := slices.IndexFunc(n.subjects, func(d subject) bool { return t.matches(d, p) })

@@ -76,7 +76,7 @@ func (r *reader) checkAPI(v strict.Value, res *Resource) {
 		switch key := strings.ToLower(m.Name); {
 		case res.API != DRA && (key == "vf" || key == "claimmay"):
 			r.Fail(m.Place, `has no effect: want "api": "dra" beside it`)
-		case res.API == DRA && (key == "policy" || key == "splitbynuma" || key == "excludetopology" || key == "cdi"):
+		case res.API == DRA && (key == "policy" || key == "splitbynuma" || key == "excludetopology" || key == "linkdown" || key == "cdi"):
 			r.Fail(m.Place, `has no effect with "api": "dra": remove it; %s`, draReplacement(key))
 		case res.API == DRA && key == "unknownnuma" && res.UnknownNUMA == unknownAll:
 			r.Fail(m.Place, `"all" has no effect with "api": "dra": want omit, exclude`)
@@ -89,8 +89,11 @@ func (r *reader) checkAPI(v strict.Value, res *Resource) {
 
 // draReplacement returns a text about the DRA feature that replaces a key of the device plugin API.
 func draReplacement(key string) string {
-	if key == "cdi" {
+	switch key {
+	case "cdi":
 		return "claims always get device files by CDI"
+	case "linkdown":
+		return "dra.taints.linkDown is for all resources"
 	}
 	return "claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
 }

@@ -88,6 +88,8 @@ var parseErrors = []struct{ config, want string }{
 		`claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
 	{resource(`"api":"dra","ExcludeTopology":true`), `ExcludeTopology: has no effect with "api": "dra": remove it; ` +
 		`claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
+	{resource(`"linkDown":"NoSchedule"`), `linkDown: "NoSchedule": want unhealthy, off`},
+	{resource(`"api":"dra","linkDown":"off"`), `linkDown: has no effect with "api": "dra": remove it; dra.taints.linkDown is for all resources`},
 	{resource(`"api":"dra","cdi":"annotation"`), `cdi: has no effect with "api": "dra": remove it; claims always get device files by CDI`},
 	{resource(`"api":"dra","unknownNuma":"all"`), `unknownNuma: "all" has no effect with "api": "dra": want omit, exclude`},
 	{`{"resourceList":[{"api":"dra","resourceName":"` + long[:55] + `"}]}`,
