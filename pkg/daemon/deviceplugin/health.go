@@ -31,8 +31,7 @@ type deviceHealth struct {
 
 // claimUsage contains the devices that claims or pods use, because the health of a device depends on who uses it.
 type claimUsage struct {
-	have   map[string]bool       // devices of claims, by ID; any driver is correct, because the claim chose it
-	held   map[string]bool       // devices of pods without a claim, by ID
+	owned  map[string]bool       // devices in use, by ID; true for those of claims, of which any driver is correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
 }
 
@@ -93,7 +92,8 @@ const (
 // faultOf returns the current fault of a device of a resource, or the zero value if a pod can use the device.
 func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claimUsage) dra.Fault {
 	driver, id := r.Driver, d.Address.String()
-	if by.have[id] || d.Whole > 0 {
+	claimed, owned := by.owned[id]
+	if claimed || d.Whole > 0 {
 		driver = ""
 	}
 	found := deviceFault(s, driver, d)
@@ -103,7 +103,7 @@ func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device,
 	if missing := h.files.missingFile(d); isHealthy(found) && missing != "" {
 		found = dra.Fault{Kind: noFiles, Text: missing}
 	}
-	if isHealthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
+	if isHealthy(found) && r.API == pool.DRA && !owned && by.leaked != nil && by.leaked(d.Device) {
 		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, although no claim has the device"}
 	}
 	return found
@@ -118,20 +118,15 @@ func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) 
 	if failing && isHealthy(found) {
 		found = dra.Fault{Kind: pciErrors, Text: fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)}
 	}
-	switch {
-	case isHealthy(found) == isHealthy(c.reported):
-		c.reported, c.changedAt = found, time.Time{}
-	case failing:
-		c.reported, c.changedAt = found, time.Time{}
-	case c.changedAt.IsZero():
-		c.changedAt = now
-		fallthrough
-	default:
+	if isHealthy(found) != isHealthy(c.reported) && !failing {
+		if c.changedAt.IsZero() {
+			c.changedAt = now
+		}
 		if due := c.changedAt.Add(c.delay()); now.Before(due) {
 			return due
 		}
-		c.reported, c.changedAt = found, time.Time{}
 	}
+	c.reported, c.changedAt = found, time.Time{}
 	if failing {
 		return c.failed.Add(errorsLast)
 	}

@@ -129,14 +129,10 @@ func (o *resourceOffer) checkPresent(id string) error {
 }
 
 func (o *resourceOffer) find(id string) (pool.Device, error) {
-	a, err := pci.ParseAddress(id)
-	if err != nil {
-		return pool.Device{}, err
-	}
 	for _, d := range o.pool.Devices {
-		if d.Address == a {
+		if d.Address.String() == id {
 			return d, nil
 		}
 	}
-	return pool.Device{}, fmt.Errorf("device %s is not in this resource: the configuration or the device has changed; delete the pod", a)
+	return pool.Device{}, fmt.Errorf("device %.80s is not in this resource: the configuration or the device has changed; delete the pod", id)
 }
