@@ -239,8 +239,7 @@ func (r *reader) readResource(v strict.Value, prefix string, cdi CDI) Resource {
 	}, r.foreignKeys())
 	res.Unserved = r.unserved.Notes
 	r.Require(v, keys, "resourceName", "")
-	r.checkSplit(&res, keys)
-	r.checkDriver(&res, keys)
+	r.checkKeys(&res, keys)
 	r.checkAPI(v, &res)
 	return res
 }
