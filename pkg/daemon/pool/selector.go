@@ -12,6 +12,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 var (
@@ -122,58 +123,41 @@ const maxVFs = 65535
 // The type pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
-	spans    [][2]int // first and last VF; empty means the PF with all its VFs
+	vfs      []vfconfig.Range // empty means the PF with all its VFs
 }
 
 // rangeOf returns a function that parses a value of pfNames or rootDevices.
 func rangeOf(check func(string) (string, error)) func(string) (pfRange, error) {
 	return func(text string) (p pfRange, err error) {
-		pf, spans, ranged := strings.Cut(text, "#")
+		pf, vfs, ranged := strings.Cut(text, "#")
 		p.text = text
 		if p.pf, err = check(pf); err != nil || !ranged {
 			return p, err
 		}
-		for part := range strings.SplitSeq(spans, ",") {
-			span, err := parseSpan(part)
-			if err != nil {
-				return p, fmt.Errorf("%+.80q: %w", text, err)
+		p.vfs, err = vfconfig.ParseRanges(vfs, func(vf int) error {
+			if vf < 0 || vf > maxVFs {
+				return fmt.Errorf("want VFs up to %d", maxVFs)
 			}
-			p.spans = append(p.spans, span)
-		}
-		return p, nil
-	}
-}
-
-// parseSpan parses one VF or a range of VFs, such as 7 or 0-3.
-func parseSpan(s string) (span [2]int, err error) {
-	first, last, several := strings.Cut(s, "-")
-	if !several {
-		last = first
-	}
-	for i, digits := range []string{first, last} {
-		n, err := strconv.ParseUint(digits, 10, 16)
+			return nil
+		})
 		if err != nil {
-			return span, fmt.Errorf("VFs %+.40q: want numbers up to %d after #, such as 0-3,7", s, maxVFs)
+			err = fmt.Errorf("%+.80q: VFs after #: %w", text, err)
 		}
-		span[i] = int(n)
+		return p, err
 	}
-	if span[0] > span[1] {
-		return span, fmt.Errorf("VFs %s: want the smaller number first", s)
-	}
-	return span, nil
 }
 
 // contains() reports whether a device is in one of the ranges of VFs. A device that is not a VF has no index, and is therefore in no range
 // of VFs.
 func (p pfRange) contains(d subject) bool {
-	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
+	return len(p.vfs) == 0 || slices.ContainsFunc(p.vfs, func(r vfconfig.Range) bool { return r.Has(d.VFIndex) })
 }
 
 // highestVF returns the highest VF number in the ranges, or -1 if there are no ranges.
 func (p pfRange) highestVF() int {
 	last := -1
-	for _, s := range p.spans {
-		last = max(last, s[1])
+	for _, r := range p.vfs {
+		last = max(last, r.To)
 	}
 	return last
 }
