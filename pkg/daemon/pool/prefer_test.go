@@ -36,14 +36,15 @@ func TestPreferExamples(t *testing.T) {
 		size       int
 	}{
 		{NUMABestFit, "", "", "a00", 1},
-		{NUMABestFit, "c00", "", "c01", 1},                                                                      // the node with the fewest free devices
-		{NUMABestFit, "c00", "", "c01 c02", 2},                                                                  // and on it the PF with the fewest
-		{NUMABestFit, "a00 a01 b00 b01 b02", "", "a10 a11 a12", 3},                                              // one PF, although one of its devices stays free
-		{NUMABestFit, "c00", "d13", "d10 d13", 2},                                                               // on the PF of the mandatory device
-		{Pack, "c00 c01 a10", "", "c02 c03", 2},                                                                 // the smallest PF that suffices
-		{Pack, "c00 a10", "", "a00 a01 a02 a03", 4},                                                             // one PF, although other PFs are already in use
-		{Pack, "a00 b00 c00 d00 a10 b10 c10", "", "d10 d11 d12 d13", 4},                                         // even on the other node
-		{Pack, "a10 a11 a12 b00 b01 b02 b03 b10 b11 b12 b13 c00 c10 d00 d10", "", "c01 c02 c03 c11 c12 c13", 6}, // two PFs of one node
+		{NUMABestFit, "c00", "", "c01", 1},                              // the node with the fewest free devices
+		{NUMABestFit, "c00", "", "c01 c02", 2},                          // and on it the PF with the fewest
+		{NUMABestFit, "a00 a01 b00 b01 b02", "", "a10 a11 a12", 3},      // one PF, although one of its devices stays free
+		{NUMABestFit, "c00", "d13", "d10 d13", 2},                       // on the PF of the mandatory device
+		{Pack, "c00 c01 a10", "", "c02 c03", 2},                         // the smallest PF that suffices
+		{Pack, "c00 a10", "", "a00 a01 a02 a03", 4},                     // one PF, although other PFs are already in use
+		{Pack, "a00 b00 c00 d00 a10 b10 c10", "", "d10 d11 d12 d13", 4}, // even on the other node
+		// Two PFs of one node instead of the largest PF and another.
+		{Pack, "a10 a11 a12 b00 b01 b02 b03 b10 b11 b12 b13 c00 c10 d00 d10", "", "c01 c02 c03 c11 c12 c13", 6},
 		{Balance, "a00 c00 c10 c11 d00", "", "a10", 1},
 		{Balance, "a00", "", "c00 c10", 2},            // the node with more free devices
 		{Balance, "a00 c00", "a01", "a01 a10 b00", 3}, // a0 has the fewest free devices
