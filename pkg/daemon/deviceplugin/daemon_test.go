@@ -85,7 +85,7 @@ func TestVanished(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00,
 		`podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil ||
-		!strings.Contains(err.Error(), "device "+vf00+" is not in this resource") {
+		!strings.Contains(err.Error(), `device "`+vf00+`" is not in this resource`) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err == nil {

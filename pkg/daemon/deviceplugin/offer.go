@@ -134,5 +134,5 @@ func (o *resourceOffer) find(id string) (pool.Device, error) {
 			return d, nil
 		}
 	}
-	return pool.Device{}, fmt.Errorf("device %.80s is not in this resource: the configuration or the device has changed; delete the pod", id)
+	return pool.Device{}, fmt.Errorf("device %+.80q is not in this resource: the configuration or the device has changed; delete the pod", id)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferIsOptimal compares Prefer with all possible subsets of devices: no other subset has lower costs, and none on the same NUMA nodes
+// TestPreferIsOptimal compares Prefer with all subsets of devices: no other subset has lower costs, and none on the same NUMA nodes
 // has lower costs there.
 func TestPreferIsOptimal(t *testing.T) {
 	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
