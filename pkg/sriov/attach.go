@@ -118,7 +118,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 }
 
 func heldError(left vfJournal) error {
-	hint := "the owner is container %s, %s in network %s, whose DEL frees the VF"
+	hint := "its DEL frees the VF: delete that pod if it should not have it (container %s, %s in network %s)"
 	if left.Claim != nil {
 		hint += ". Pods that share a claim can have its VF one at a time: use a ResourceClaimTemplate to give each pod its own claim"
 	}
