@@ -31,6 +31,9 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 		if h := n.otherOwner(e.Device, e.Resource); h != nil {
 			list[i].Resource, list[i].Reason = "", fmt.Sprintf("not offered: %s, as %s", n.describeOwner(*h), h.Resource)
 		}
+		if fault := n.faults[e.Device.String()]; fault != "" {
+			list[i].Reason += "; it cannot be allocated at present: " + fault
+		}
 	}
 	whole := slices.DeleteFunc(slices.Clone(list), func(e pool.Explanation) bool { return what != "" && !n.matches(e, what) })
 	switch {
@@ -81,9 +84,6 @@ func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 		fmt.Fprintln(w, "  "+c.describe())
 	}
 	n.printPublished(w, e)
-	if fault := n.faults[e.Device.String()]; fault != "" {
-		fmt.Fprintf(w, "  it cannot be allocated at present: %s\n", plainText(fault))
-	}
 	for _, a := range e.Answers {
 		fmt.Fprintf(w, "  %s (line %d): %s\n", plain(a.Resource), a.Line, plainText(a.Reason))
 		for _, s := range a.Selectors {

@@ -95,7 +95,8 @@ func TestSRIOVLs(t *testing.T) {
 func TestSRIOVExplain(t *testing.T) {
 	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "explain")
-	if status != 0 || strings.Count(stdout, "\n") != 6 || !strings.Contains(stderr, "ens9f0") {
+	if status != 0 || strings.Count(stdout, "\n") != 6 || !strings.Contains(stderr, "ens9f0") ||
+		!strings.Contains(stdout, "; it cannot be allocated at present: the link of ens0f0 is down") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	status, stdout, _ = runSRIOV(t, flags, "explain", "0000:15:02.1")

@@ -86,7 +86,7 @@ func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Dura
 
 // checkLoaded returns an error if the driver is not loaded.
 func (c control) checkLoaded(driver string) error {
-	if driver == "" || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") || checkWord(driver) != nil {
+	if _, err := parseWord(driver); err != nil || driver == "" || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") {
 		return errors.New("want the name of a driver")
 	}
 	if _, err := c.root.Stat(driversFolder + "/" + driver); err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // addInterfaces reads the interfaces that the PCI function has in this network namespace, except the representors of its VFs. If
-// there are several interfaces, fields such as MTU describe the interface whose name sorts first.
+// there are several interfaces, MTU, speed and channels are those of the interface whose name sorts first.
 func (s *scanner) addInterfaces(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)
@@ -56,8 +56,14 @@ func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
 		d.PortName = port
 		d.LinkType = parseAttribute(n, "type", "", parseLinkType)
 	}
-	if first && !s.brief { // these files wait for the kernel's lock of all interfaces, and drivers query the card
-		d.Carrier = parseAttribute(n, "carrier", false, parseCarrier)
+	if !s.brief { // these files wait for the kernel's lock of all interfaces, and drivers query the card
+		if parseAttribute(n, "carrier", false, parseCarrier) {
+			d.Carrier = true
+		} else {
+			d.Down = append(d.Down, name)
+		}
+	}
+	if first && !s.brief {
 		d.Speed = parseAttribute(n, "speed", 0, parseSpeed)
 		d.MTU = parseAttribute(n, "mtu", 0, parseCount)
 	}

@@ -4,6 +4,7 @@ package pci
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -15,12 +16,12 @@ const (
 	maxCPUs  = 8192 // the largest NR_CPUS of the kernel
 )
 
-// checkWord returns an error for text that is not a single word of printable ASCII characters, because such text could garble a log.
-func checkWord(s string) error {
+// parseWord returns an error for text that is not a single word of printable ASCII characters, because such text could garble a log.
+func parseWord(s string) (string, error) {
 	if len(s) > maxWord || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		return fmt.Errorf("want one word, have %+.80q", s)
+		return "", fmt.Errorf("want one word, have %+.80q", s)
 	}
-	return nil
+	return s, nil
 }
 
 // parseID parses the ID of a vendor or product in the format of sysfs, such as 0x8086.
@@ -45,32 +46,35 @@ func parseHex(s string, bits int) (uint64, error) {
 
 // parseNode parses the number of a NUMA node or IOMMU group. parseNode returns Unknown for negative numbers.
 func parseNode(s string) (int, error) {
-	n, err := strconv.ParseInt(s, 10, 32)
+	n, err := parseNumber(s)
+	return max(n, Unknown), err
+}
+
+// parseNumber parses a number of at most 32 bits. It returns Unknown with an error.
+func parseNumber(s string) (int, error) {
+	n, err := strconv.ParseInt(s, 10, 33)
 	if err != nil {
 		return Unknown, fmt.Errorf("want a number, have %+.80q", s)
 	}
-	return max(int(n), Unknown), nil
+	return int(n), nil
 }
 
 // parseCount parses a non-negative number.
 func parseCount(s string) (int, error) {
-	n, err := strconv.ParseUint(s, 10, 31)
-	if err != nil {
+	n, err := parseNumber(s)
+	if err != nil || n < 0 || n > math.MaxInt32 {
 		return 0, fmt.Errorf("want a number from 0, have %+.80q", s)
 	}
-	return int(n), nil
+	return n, nil
 }
 
 // parseSpeed parses a speed in Mbit/s. Drivers report -1 for an unknown speed. Some drivers report -1 as an unsigned 32-bit number.
 func parseSpeed(s string) (int, error) {
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("want Mbit/s, have %+.80q", s)
+	n, err := parseNumber(s)
+	if n < 0 || n > math.MaxInt32 {
+		return 0, err
 	}
-	if n < 0 || n > 1<<31-1 {
-		return 0, nil
-	}
-	return int(n), nil
+	return n, nil
 }
 
 func parseCarrier(s string) (bool, error) {

@@ -155,18 +155,7 @@ func (f *folder) noteError(name string, err error) {
 
 // text() returns the value of an attribute, or "" if the attribute is missing or is not a single word.
 func (f *folder) text(name string) string {
-	if !f.has(name) {
-		return ""
-	}
-	value, err := readAttribute(f.Root, name)
-	if err == nil {
-		err = checkWord(value)
-	}
-	if err != nil {
-		f.noteError(name, err)
-		return ""
-	}
-	return value
+	return parseAttribute(f, name, "", parseWord)
 }
 
 // parseAttribute reads and parses an attribute. parseAttribute returns the given default value if the attribute is missing or invalid.
@@ -192,24 +181,17 @@ func (f *folder) linkTarget(name, in string) string {
 	}
 	last, err := readLink(f.Root, name, in)
 	if err == nil {
-		err = checkWord(last)
+		last, err = parseWord(last)
 	}
-	if err != nil {
-		f.noteError(name, err)
-		return ""
-	}
+	f.noteError(name, err)
 	return last
 }
 
 // linkedFunction returns the address of the PCI function to which a symlink leads. linkedFunction returns the zero value if the symlink is
 // missing or invalid.
 func (f *folder) linkedFunction(name string) Address {
-	text := f.linkTarget(name, "")
-	if text == "" {
-		return Address{}
-	}
-	a, err := ParseAddress(text)
-	f.noteError(name, err)
+	var a Address
+	f.noteError(name, a.UnmarshalText([]byte(f.linkTarget(name, ""))))
 	return a
 }
 

@@ -74,12 +74,7 @@ func (c *requestConfig) parseChoice(keys map[string]json.RawMessage) (of vfChoic
 		}
 		var text string
 		var list []string
-		if key == "ips" {
-			err = json.Unmarshal(value, &list)
-		} else {
-			err = json.Unmarshal(value, &text)
-		}
-		if err != nil {
+		if err = json.Unmarshal(value, map[bool]any{true: &list, false: &text}[key == "ips"]); err != nil {
 			err = fmt.Errorf("want %s", map[bool]string{true: "a list of addresses", false: "a text"}[key == "ips"])
 		} else {
 			switch key {

@@ -4,6 +4,7 @@ package sriov
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	c, err := j.readCard(v.Address)
 	if isMissing(err) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s does not exist: %w", v.Address, err),
-			"check whether the VFs of the card were removed or recreated")
+			"its card has fewer VFs than before, or is gone ('podlace sriov ls'); delete the pod, so that it gets another VF")
 	}
 	if err == nil {
 		err = j.checkUsable(c, v.Claim != nil)
@@ -117,7 +118,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 }
 
 func heldError(left vfJournal) error {
-	hint := "the owner is container %s, %s in network %s, whose DEL frees the VF"
+	hint := "its DEL frees the VF: delete that pod if it should not have it (container %s, %s in network %s)"
 	if left.Claim != nil {
 		hint += ". Pods that share a claim can have its VF one at a time: use a ResourceClaimTemplate to give each pod its own claim"
 	}
@@ -129,22 +130,24 @@ func heldError(left vfJournal) error {
 // checkUsable returns an error for a PCI function that no pod may use. For a device of a claim, checkUsable also accepts a PF that has no
 // VFs.
 func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
-	refuse := func(format string, args ...any) error {
-		return plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...)
+	refuse := func(hint, format string, args ...any) error {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...), "%s", hint)
 	}
-	switch {
+	const inUse = "take the interface out of use there, or exclude the VF by the selectors of its resource"
+	switch upper := n.upperLink(c); {
 	case !c.vf.IsVF() && (!byClaim || !n.isPFWithoutVFs(c.vf.Address)):
-		return plugin.WithHint(refuse("is not a VF of this node"), "a PF, and a card without VFs, are not given to pods")
+		return refuse("a PF, and a card without VFs, are not given to pods: numVfs in the device plugin's configuration creates VFs",
+			"is not a VF of this node")
 	case c.vf.LinkType == pci.InfiniBand:
-		return refuse("is an InfiniBand VF: setting its GUIDs is not supported")
+		return refuse(`add "linkTypes": ["ether"] to the selectors of its resource`, "is an InfiniBand VF: setting its GUIDs is not supported")
 	case c.link.Index != 0 && plugin.ValidIfName(c.link.Name) != nil:
-		return refuse("has an interface whose name could not be restored: %q", c.link.Name)
+		return refuse("rename it with 'ip link set'", "has an interface whose name could not be restored: %q", c.link.Name)
 	case c.link.Master != 0:
-		return refuse("is in use on the node: %s is a port of another interface", c.link.Name)
-	case n.upperLink(c) != "":
-		return refuse("is in use on the node: %s is the lower interface of %s", c.link.Name, n.upperLink(c))
+		return refuse(inUse, "is in use on the node: %s is a port of %s", c.link.Name, cmp.Or(upper, "another interface"))
+	case upper != "":
+		return refuse(inUse, "is in use on the node: %s is the lower interface of %s", c.link.Name, upper)
 	case c.link.Up && n.host.IsUplink(c.link):
-		return refuse("is in use on the node: %s carries the default route", c.link.Name)
+		return refuse(inUse, "is in use on the node: %s carries the default route", c.link.Name)
 	}
 	return nil
 }
@@ -248,20 +251,19 @@ func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
 }
 
 // bindDriver binds the VF to a driver. If the name is "", the VF keeps its driver.
-func (j *requestJob) bindDriver(c vfCard, driver string) (vfCard, error) {
+func (j *requestJob) bindDriver(c vfCard, driver string) (bound vfCard, err error) {
 	if driver != "" && driver != c.vf.Driver {
 		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, driver); err != nil {
-			return c, plugin.Errorf(plugin.CodeDevice, "bind the driver: %w", err)
+			return c, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "bind the driver: %w", err),
+				"load it with 'modprobe %s'; 'dmesg' says why a loaded driver refuses a VF", driver)
 		}
-		var err error
 		if c, err = j.awaitBound(c.vf.Address); err != nil {
 			return c, err
 		}
 	}
 	if c.link.Index == 0 && c.userspaceDriver() == "" {
 		return c, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s with driver %q has no interface on the node", c.vf.Address,
-			c.vf.Driver),
-			"another program may have moved it, or its driver is not loaded")
+			c.vf.Driver), "its driver is not loaded, or a program moved the interface: 'podlace sriov reset %s' says what it would do", c.vf.Address)
 	}
 	return c, nil
 }
@@ -301,7 +303,8 @@ func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	}
 	link, ok, err := j.pod.Link(v.Name)
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "a program in the pod renamed or deleted interface %s", v.Name)
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: a program in the pod renamed or deleted interface %s", v.Address, v.Name),
+			"the runtime retries; if it repeats, look for a container with NET_ADMIN that starts before the network is ready")
 	}
 	v.MAC, v.MTU = link.MAC.String(), link.MTU
 	return link, err

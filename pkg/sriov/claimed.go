@@ -34,7 +34,8 @@ func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 			return []vf{v}, nil
 		}
 	}
-	return nil, plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record)
+	return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s, which is not a claim of this pod", v.Address, record),
+		"the conflist or Multus names the VF by deviceID: use a VF of no resource with \"api\": \"dra\", or request the VF by a claim")
 }
 
 // applyClaim applies the settings of the VF's claim and class. The argument `index` is the number that replaces {index} in an interface

@@ -5,6 +5,8 @@ package sriov
 import (
 	"encoding/json"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -113,5 +115,24 @@ func TestApply(t *testing.T) {
 	}
 	if equalVF(got, was) || !equalVF(got, want) || !strings.Contains(formatVF(got), "vlan 9 qos 0 proto 802.1q spoofchk on trust off state auto") {
 		t.Error(formatVF(got))
+	}
+}
+
+// TestDeviceErrorsHaveHints: code 103 always says what to do.
+func TestDeviceErrorsHaveHints(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			if strings.Contains(line, "Errorf(plugin.CodeDevice,") && !strings.Contains(line, "WithHint(") {
+				t.Errorf("%s: no hint: %s", file, line)
+			}
+		}
 	}
 }

@@ -55,10 +55,9 @@ func (s sriov) collectJournals(r *plugin.Request) error {
 	errs := []error{err}
 	for _, j := range all {
 		of := plugin.Attachment{ContainerID: j.Owner.ContainerID, IfName: j.Owner.IfName}
-		if j.Owner.Network != r.Network || !r.Stale(of, j.Netns, j.Since) {
-			continue
+		if j.Owner.Network == r.Network && r.Stale(of, j.Netns, j.Since) {
+			errs = append(errs, s.collectJournal(r, j))
 		}
-		errs = append(errs, s.collectJournal(r, j))
 	}
 	return errors.Join(errs...)
 }

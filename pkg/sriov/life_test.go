@@ -63,7 +63,7 @@ func TestHeld(t *testing.T) {
 	l.allocate(vf2, vf1)
 	o := b.Call("ADD", "b")
 	b.Fails(o, plugin.CodeDevice, "VF 0000:11:02.1: pod shop/web-0 has it since 20")
-	if !strings.Contains(o.Failure.Details, "the owner is container a, eth0 in network net") {
+	if !strings.Contains(o.Failure.Details, "delete that pod if it should not have it (container a, eth0 in network net)") {
 		t.Errorf("%q", o.Failure.Details)
 	}
 	l.OK(a.check())

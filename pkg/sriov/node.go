@@ -157,25 +157,22 @@ func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 
 // setMAC changes the MAC of the VF's interface. Some VF drivers accept only the MAC that is set on the PF. Such a driver reads this MAC
 // only when it is bound, so setMAC may rebind the driver.
-func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (vfCard, error) {
+func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (now vfCard, err error) {
 	if bytes.Equal(c.link.MAC, mac) {
 		return c, nil
 	}
-	refused := n.host.SetMAC(c.link, mac)
-	if refused == nil {
-		c.link.MAC = mac
-		return c, nil
-	}
-	n.r.Log.Info("the driver refuses the MAC; rebinding it", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
-	c, err := n.rebind(c)
-	if err == nil && c.link.Index == 0 {
-		err = plugin.Errorf(plugin.CodeDevice, "VF %s has no interface after a rebind of driver %s", c.vf.Address, c.vf.Driver)
-	}
-	if err == nil && !bytes.Equal(c.link.MAC, mac) {
-		err = n.host.SetMAC(c.link, mac)
-	}
-	if err != nil {
-		return c, errors.Join(refused, err)
+	if refused := n.host.SetMAC(c.link, mac); refused != nil {
+		n.r.Log.Info("the driver refuses the MAC; rebinding it", "vf", c.vf.Address, "driver", c.vf.Driver, "error", refused)
+		if c, err = n.rebind(c); err == nil && c.link.Index == 0 {
+			err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s has no interface after a rebind of driver %s", c.vf.Address,
+				c.vf.Driver), "'dmesg' says why; without a MAC from the configuration or the pod, the driver is not rebound")
+		}
+		if err == nil && !bytes.Equal(c.link.MAC, mac) {
+			err = n.host.SetMAC(c.link, mac)
+		}
+		if err != nil {
+			return c, errors.Join(refused, err)
+		}
 	}
 	c.link.MAC = mac
 	return c, nil

@@ -46,7 +46,8 @@ func Reset(o ResetOptions) error {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s belongs to %s since %s", o.Address, r, r.Time.Format(time.RFC3339)),
 			"the kubelet frees it after the last pod of the claim has ended")
 	case err != nil:
-		return plugin.Errorf(plugin.CodeDevice, "%w", err)
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "find the claim of VF %s: %w", o.Address, err),
+			"a claim may have the VF: make the record readable, or delete it if no pod of the claim runs")
 	}
 	left, journaled, unreadable := h.load()
 	if unreadable != nil { // the former settings are lost
@@ -86,14 +87,15 @@ func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	}
 	if c.link.Index == 0 && c.vf.Driver != "" && c.userspaceDriver() == "" && !left {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: its interface is in another namespace", c.vf.Address),
-			"a pod probably has it through another plugin")
+			"a pod probably has it through another plugin: delete the pod that 'podlace sriov ls' names")
 	}
 	if c.link.Index == 0 {
 		return nil
 	}
 	addresses, err := n.host.Addresses(c.link)
 	if err == nil && c.link.Up && len(addresses) > 0 {
-		err = plugin.Errorf(plugin.CodeDevice, "VF %s is in use on the node: %s is up with %s", c.vf.Address, c.link.Name, addresses)
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s is in use on the node: %s is up with %s", c.vf.Address, c.link.Name,
+			addresses), "if nothing needs it, run 'ip link set %s down' first", c.link.Name)
 	}
 	return err
 }

@@ -38,7 +38,7 @@ func (s sriov) wantedVFs(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	}
 	if len(vfs) == 0 && !isChained(r) {
 		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the pod has no device of %s", strings.Join(cfg.Resources, ", ")),
-			"request one in resources.limits of a container")
+			"request one in resources.limits of a container or by a ResourceClaim, or remove sriov from the networks of this pod")
 	}
 	return assignNames(r, cfg, vfs)
 }
@@ -62,7 +62,8 @@ func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: only one VF can have it, but the pod has %d VFs", cfg.MAC, len(vfs))
 	}
 	if len(vfs) > vfconfig.MaxVFs {
-		return nil, plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(vfs), vfconfig.MaxVFs)
+		return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the pod has %d VFs: want at most %d", len(vfs), vfconfig.MaxVFs),
+			"request fewer in resources.limits and ResourceClaims")
 	}
 	first := !isChained(r) || cfg.Device.IsValid()
 	for i := range vfs {
@@ -231,10 +232,12 @@ func sortDevices(devices []allocation.Device, resources []string) (vfs []vf, err
 	for _, d := range devices {
 		a, err := pci.ParseAddress(d.ID)
 		if err != nil {
-			return nil, plugin.Errorf(plugin.CodeDevice, "resource %s: the pod's device %q is not a VF", d.Resource, d.ID)
+			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "resource %s: the pod's device %q is not a VF", d.Resource, d.ID),
+				"it is a resource of another device plugin: remove it from resources in the conflist")
 		}
 		if seen[a] {
-			return nil, plugin.Errorf(plugin.CodeDevice, "device %s was allocated to the pod twice", a)
+			return nil, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "device %s was allocated to the pod twice", a),
+				"two device plugins offer it ('podlace sriov explain %s'): stop one, and delete the pod", a)
 		}
 		of[d.ID], seen[a] = a, true
 	}

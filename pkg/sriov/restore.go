@@ -158,7 +158,8 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	}
 	link, ok, err := x.host.Link(name)
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "another program renamed or deleted %s", name)
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "another program renamed or deleted %s", name),
+			"the next DEL, GC or ADD retries")
 	}
 	x.c.link = link
 	return err
@@ -242,7 +243,8 @@ func (x *vfRestore) restorePF() error {
 	}
 	now, ok, err := x.settingsOnPF(x.c)
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "its PF %s no longer reports the VF", x.c.pf.Address)
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its PF %s no longer reports the VF", x.c.pf.Address),
+			"the PF needs its driver and its interface in the namespace of the node; then the next DEL, GC or ADD restores the VF")
 	}
 	if err != nil {
 		return err
@@ -269,7 +271,8 @@ func (x *vfRestore) restoreDriver() (err error) {
 		return err
 	}
 	if x.c, err = x.awaitLink(x.j.Address); err == nil && x.c.link.Index == 0 {
-		err = plugin.Errorf(plugin.CodeDevice, "it has no interface after binding driver %s", driver)
+		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "it has no interface after binding driver %s", driver),
+			"'dmesg' says why; 'podlace sriov reset %s --yes' rebinds the driver", x.j.Address)
 	}
 	return err
 }

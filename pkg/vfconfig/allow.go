@@ -3,6 +3,7 @@
 package vfconfig
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,31 @@ import (
 
 // Range is a range of integers. Range includes both From and To.
 type Range struct{ From, To int }
+
+// Has reports whether a number is in the range.
+func (r Range) Has(n int) bool { return r.From <= n && n <= r.To }
+
+// ParseRanges parses numbers and ranges, such as "100-199,300". The function check returns an error for a number that is not allowed.
+func ParseRanges(s string, check func(n int) error) (ranges []Range, err error) {
+	for part := range strings.SplitSeq(s, ",") {
+		first, last, two := strings.Cut(strings.TrimSpace(part), "-")
+		if !two {
+			last = first
+		}
+		from, err1 := strconv.Atoi(first)
+		to, err2 := strconv.Atoi(last)
+		switch err := cmp.Or(check(from), check(to)); {
+		case err1 != nil || err2 != nil:
+			return nil, errors.New("want numbers and ranges, such as 100-199,300")
+		case from > to:
+			return nil, fmt.Errorf("%d-%d: want the smaller number first", from, to)
+		case err != nil:
+			return nil, err
+		}
+		ranges = append(ranges, Range{from, to})
+	}
+	return ranges, nil
+}
 
 // Allowance contains the keys that claims may set. The value of a key lists the allowed ranges of numbers; an empty list allows any valid
 // value.
@@ -55,12 +81,9 @@ func (a Allowance) Limit(key string, limit strict.Value) error {
 func parseLimit(key string, limit strict.Value) (ranges []Range, err error) {
 	switch data := limit.Data.(type) {
 	case string:
-		for part := range strings.SplitSeq(data, ",") {
-			r, err := parseRange(key, strings.TrimSpace(part))
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", limit, err)
-			}
-			ranges = append(ranges, r)
+		ranges, err := ParseRanges(data, func(n int) error { return checkNumber(key, n) })
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", limit, err)
 		}
 		return ranges, nil
 	case json.Number:
@@ -91,25 +114,6 @@ func smallestValue(key string) int {
 	return 0
 }
 
-func parseRange(key, s string) (Range, error) {
-	first, last, two := strings.Cut(s, "-")
-	if !two {
-		last = first
-	}
-	from, err1 := strconv.Atoi(first)
-	to, err2 := strconv.Atoi(last)
-	switch {
-	case err1 != nil || err2 != nil:
-		return Range{}, errors.New("want numbers and ranges, such as 100-199,300")
-	case from > to:
-		return Range{}, fmt.Errorf("%d-%d: want the smaller number first", from, to)
-	}
-	if err := errors.Join(checkNumber(key, from), checkNumber(key, to)); err != nil {
-		return Range{}, err
-	}
-	return Range{from, to}, nil
-}
-
 // Check returns an error if a configuration contains a setting that claims may not set. The error of Check contains the key, the value and
 // the allowed values.
 func (a Allowance) Check(c *Config) error {
@@ -119,7 +123,7 @@ func (a Allowance) Check(c *Config) error {
 			return fmt.Errorf("%s %s: claims may not set it; they may set: %s", key, c.Text(key), a)
 		}
 		n, number := c.fieldOf(key).(**int)
-		if number && len(ranges) > 0 && !slices.ContainsFunc(ranges, func(r Range) bool { return r.From <= **n && **n <= r.To }) {
+		if number && len(ranges) > 0 && !slices.ContainsFunc(ranges, func(r Range) bool { return r.Has(**n) }) {
 			return fmt.Errorf("%s %s: claims may set %s", key, c.Text(key), text(ranges))
 		}
 	}

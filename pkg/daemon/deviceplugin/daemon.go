@@ -44,6 +44,7 @@ type daemon struct {
 	snapshot    *pci.Snapshot
 	last        map[pci.Address]pci.Device // devices as they were when their interface was on the node
 	findings    map[string]bool            // already logged
+	faults      map[string]string          // reported faults of devices, by ID; already logged
 	held        []allocation.Device        // devices of pods, from the kubelet's last answer
 	answered    bool                       // the kubelet has answered
 	answeredBy  probes.SocketID            // kubelet socket that answered
@@ -83,6 +84,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.logFindings(env)
 	all := d.assignPools(env)
 	faults, again := d.health.update(time.Now(), d.snapshot, all, d.claimUse())
+	d.logFaults(all, faultTexts(faults))
 	pools, claimable := byAPI(all)
 	d.updateDRA(ctx, claimable, faults)
 	lost := map[string][]allocation.Device{}
@@ -109,7 +111,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	}
 	d.publishCDI(pools, lost)
 	for _, p := range pools {
-		d.updateOffer(ctx, newOffer(p, d.snapshot, d.grantFor(p), faultTexts(faults), lost[p.Name]))
+		d.updateOffer(ctx, newOffer(p, d.snapshot, d.grantFor(p), d.faults, lost[p.Name]))
 	}
 	if !d.refreshed && len(pools) == 0 && len(claimable) == 0 && !d.config.AnyDRA {
 		d.log.Warn("the configuration has no resource for this node", "hint",
@@ -139,6 +141,23 @@ func (d *daemon) logFindings(env pool.Env) {
 		}
 	}
 	d.findings = found
+}
+
+// logFaults logs the faults that are new or found at the start, each with all its devices.
+func (d *daemon) logFaults(pools []pool.Pool, faults map[string]string) {
+	found := map[[2]string][]string{}
+	for _, p := range pools {
+		for _, dev := range p.Devices {
+			id := dev.Address.String()
+			if text := faults[id]; text != "" && text != d.faults[id] {
+				found[[2]string{p.Name, text}] = append(found[[2]string{p.Name, text}], id)
+			}
+		}
+	}
+	for of, ids := range found {
+		d.log.Warn("devices are unhealthy, so no new pod gets them", "resource", of[0], "fault", of[1], "devices", ids)
+	}
+	d.faults = faults
 }
 
 // assignPools returns the device pools of the configuration. If a pod still has a device through another resource or through a claim,
@@ -240,11 +259,6 @@ func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
 		if before, _ := s.current(); !before.equalTo(o) {
 			d.log.Info("a resource has changed", "resource", o.pool.Name, "devices", len(o.devices), "healthy", o.countHealthy())
-			for _, id := range slices.Sorted(maps.Keys(o.faults)) {
-				if before.faults[id] != o.faults[id] {
-					d.log.Warn("a device is unhealthy", "device", id, "resource", o.pool.Name, "fault", o.faults[id])
-				}
-			}
 		}
 		s.update(o)
 		return

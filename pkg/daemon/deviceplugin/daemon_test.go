@@ -85,7 +85,7 @@ func TestVanished(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_vf_allocated{bdf="`+vf00,
 		`podlace_sriov_devices{numa="-1",resource="example.com/one",state="unhealthy"} 1`)
 	if _, err := p.client.Allocate(t.Context(), allocating(vf00)); err == nil ||
-		!strings.Contains(err.Error(), "device "+vf00+" is not in this resource") {
+		!strings.Contains(err.Error(), `device "`+vf00+`" is not in this resource`) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := p.client.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{vf00}}); err == nil {
@@ -195,6 +195,37 @@ func TestHealth(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00+"!", vf01+"!")
 	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "1")
 	l.awaitDevices("example.com/one", vf00, vf01)
+}
+
+// TestFaultsAtStart: faults that exist before the daemon are logged, counted and listed. A PF with two ports is judged by the named one.
+func TestFaultsAtStart(t *testing.T) {
+	sysfs := twoPFs(t)
+	pcitest.Set(t, sysfs, pf1, "net/ens1f0/carrier", "0")
+	port := filepath.Join(pcitest.Folder(t, sysfs, pf0), "net/ens0f1")
+	if err := os.MkdirAll(port, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(port, "carrier"), "0")
+	write(t, filepath.Join(port, "type"), "1")
+	l := newLab(t, sysfs, `{"resourceList": [
+  {"resourceName": "first", "selectors": {"pfNames": ["ens0f0#0"]}},
+  {"resourceName": "second", "selectors": {"pfNames": ["ens0f1#1"]}},
+  {"resourceName": "inside", "selectors": {"pfNames": ["ens1f0#0"]}, "linkDown": "off"},
+  {"resourceName": "claimed", "selectors": {"pfNames": ["ens1f0#1"]}, "api": "dra"}]}`)
+	l.awaitDevices("example.com/first", vf00)
+	l.awaitDevices("example.com/second", vf01+"!")
+	l.awaitDevices("example.com/inside", vf10)
+	l.awaitLog("devices are unhealthy", "example.com/second", "the link of ens0f1 is down", vf01)
+	l.awaitLog("devices are unhealthy", "example.com/claimed", "the link of ens1f0 is down", vf11)
+	l.await("/metrics", `podlace_sriov_devices{numa="0",resource="example.com/second",state="unhealthy"} 1`,
+		`podlace_sriov_devices{numa="1",resource="example.com/claimed",state="unhealthy"} 1`)
+	answer, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
+	if err != nil || len(answer.Faults) != 2 {
+		t.Errorf("got %v, %v", answer.Faults, err)
+	}
+	if n := strings.Count(l.log.String(), "devices are unhealthy"); n != 2 {
+		t.Errorf("logged %d times", n)
+	}
 }
 
 // TestReload checks that the daemon logs an invalid configuration and keeps the current configuration. A later valid configuration takes

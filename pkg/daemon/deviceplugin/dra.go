@@ -60,7 +60,7 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	d.makeClaims()
 	d.claimable = nil
 	for _, p := range pools {
-		d.claimable = append(d.claimable, newOffer(p, d.snapshot, deviceGrant{}, faultTexts(faults), nil))
+		d.claimable = append(d.claimable, newOffer(p, d.snapshot, deviceGrant{}, d.faults, nil))
 	}
 	if len(pools) == 0 && d.driver == nil && !slices.ContainsFunc(d.held, byClaim) {
 		d.driverFault = ""
@@ -85,13 +85,9 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 // claimUse returns the devices that belong to claims, and the devices that pods have without a claim. The health check needs both, because
 // the driver that a device should have depends on its owner.
 func (d *daemon) claimUse() claimUsage {
-	c := claimUsage{have: map[string]bool{}, held: map[string]bool{}, leaked: d.isLeaked}
+	c := claimUsage{map[string]bool{}, d.isLeaked}
 	for _, h := range d.held {
-		if byClaim(h) {
-			c.have[h.ID] = true
-		} else {
-			c.held[h.ID] = true
-		}
+		c.owned[h.ID] = c.owned[h.ID] || byClaim(h)
 	}
 	return c
 }

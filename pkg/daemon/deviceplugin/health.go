@@ -4,7 +4,8 @@ package deviceplugin
 
 import (
 	"fmt"
-	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/podlace/podlace/pkg/daemon/dra"
@@ -30,8 +31,7 @@ type deviceHealth struct {
 
 // claimUsage contains the devices that claims or pods use, because the health of a device depends on who uses it.
 type claimUsage struct {
-	have   map[string]bool       // devices of claims, by ID; any driver is correct, because the claim chose it
-	held   map[string]bool       // devices of pods without a claim, by ID
+	owned  map[string]bool       // devices in use, by ID; true for those of claims, of which any driver is correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
 }
 
@@ -92,14 +92,18 @@ const (
 // faultOf returns the current fault of a device of a resource, or the zero value if a pod can use the device.
 func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claimUsage) dra.Fault {
 	driver, id := r.Driver, d.Address.String()
-	if by.have[id] || d.Whole > 0 {
+	claimed, owned := by.owned[id]
+	if claimed || d.Whole > 0 {
 		driver = ""
 	}
-	found := deviceFault(s, driver, d.Device)
+	found := deviceFault(s, driver, d)
+	if found.Kind == dra.LinkDown && r.LinkDown == pool.NoTaint {
+		found = dra.Fault{}
+	}
 	if missing := h.files.missingFile(d); isHealthy(found) && missing != "" {
 		found = dra.Fault{Kind: noFiles, Text: missing}
 	}
-	if isHealthy(found) && r.API == pool.DRA && !by.have[id] && !by.held[id] && by.leaked != nil && by.leaked(d.Device) {
+	if isHealthy(found) && r.API == pool.DRA && !owned && by.leaked != nil && by.leaked(d.Device) {
 		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, although no claim has the device"}
 	}
 	return found
@@ -114,20 +118,15 @@ func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) 
 	if failing && isHealthy(found) {
 		found = dra.Fault{Kind: pciErrors, Text: fmt.Sprintf("PCI Express reported errors, %d since boot", c.errors)}
 	}
-	switch {
-	case isHealthy(found) == isHealthy(c.reported):
-		c.reported, c.changedAt = found, time.Time{}
-	case failing:
-		c.reported, c.changedAt = found, time.Time{}
-	case c.changedAt.IsZero():
-		c.changedAt = now
-		fallthrough
-	default:
+	if isHealthy(found) != isHealthy(c.reported) && !failing {
+		if c.changedAt.IsZero() {
+			c.changedAt = now
+		}
 		if due := c.changedAt.Add(c.delay()); now.Before(due) {
 			return due
 		}
-		c.reported, c.changedAt = found, time.Time{}
 	}
+	c.reported, c.changedAt = found, time.Time{}
 	if failing {
 		return c.failed.Add(errorsLast)
 	}
@@ -142,7 +141,7 @@ func (c *deviceCondition) delay() time.Duration {
 }
 
 // deviceFault returns the current fault of a device, or the zero value if a pod can use the device.
-func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
+func deviceFault(s *pci.Snapshot, driver string, d pool.Device) dra.Fault {
 	switch {
 	case d.Unreadable != "":
 		return dra.Fault{Kind: unreadable, Text: d.Unreadable}
@@ -155,7 +154,7 @@ func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 		}
 		return dra.Fault{Kind: otherDriver, Text: text}
 	}
-	pf := d
+	pf := d.Device
 	if d.IsVF() {
 		var ok bool
 		if pf, ok = s.Device(d.PF); !ok {
@@ -165,8 +164,10 @@ func deviceFault(s *pci.Snapshot, driver string, d pci.Device) dra.Fault {
 	switch {
 	case pf.Unreadable != "":
 		return dra.Fault{Kind: pfUnreadable, Text: fmt.Sprintf("its PF %s: %s", pf.Address, pf.Unreadable)}
-	case len(pf.Interfaces) > 0 && !pf.Carrier:
-		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", pf.Interfaces[0])}
+	case slices.Contains(pf.Down, d.Port):
+		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", d.Port)}
+	case len(pf.Interfaces) > 0 && !pf.Carrier: // the PF does not tell which port a VF uses
+		return dra.Fault{Kind: dra.LinkDown, Text: fmt.Sprintf("the link of %s is down", strings.Join(pf.Interfaces, ", "))}
 	}
 	return dra.Fault{}
 }
@@ -181,13 +182,5 @@ func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 func (d *daemon) reportedFaults() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	all := map[string]string{}
-	for _, s := range d.serving {
-		o, _ := s.current()
-		maps.Copy(all, o.faults)
-	}
-	for _, o := range d.claimable {
-		maps.Copy(all, o.faults)
-	}
-	return all
+	return d.faults
 }

@@ -30,15 +30,32 @@ func TestFault(t *testing.T) {
 	} {
 		d, p, driver := vf, whole, ""
 		change(&d, &p, &driver)
-		got := deviceFault(&pci.Snapshot{Devices: []pci.Device{p, d}}, driver, d).Text
+		got := deviceFault(&pci.Snapshot{Devices: []pci.Device{p, d}}, driver, pool.Device{Device: d}).Text
 		if !strings.Contains(got, want) || (got == "") != (want == "") {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	noInterface := whole // a PF bound to VFIO
 	noInterface.Interfaces, noInterface.Carrier = nil, false
-	if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", vf); !isHealthy(got) {
+	if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", pool.Device{Device: vf}); !isHealthy(got) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// TestFaultOfPort: a PF with several ports is judged by the port that the selector names, and otherwise by all of them.
+func TestFaultOfPort(t *testing.T) {
+	vf := vfPool(1).Devices[0]
+	vf.PF, _ = pci.ParseAddress("0000:0f:00.0")
+	pf := pci.Device{Address: vf.PF, Interfaces: []string{"ens1p0", "ens1p1"}, Carrier: true, Down: []string{"ens1p1"}}
+	for port, want := range map[string]string{"": "", "ens1p0": "", "ens1p1": "the link of ens1p1 is down"} {
+		vf.Port = port
+		if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{pf}}, "", vf).Text; got != want {
+			t.Errorf("%q: got %q, want %q", port, got, want)
+		}
+	}
+	vf.Port, pf.Carrier, pf.Down = "", false, pf.Interfaces
+	if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{pf}}, "", vf).Text; got != "the link of ens1p0, ens1p1 is down" {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -3,6 +3,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -158,11 +159,8 @@ func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Le
 // nodeName returns the node's name from the downward API. If the downward API does not pass the node's name, nodeName returns the host
 // name.
 func nodeName() string {
-	if name := os.Getenv("NODE_NAME"); name != "" {
-		return name
-	}
-	name, _ := os.Hostname()
-	return name
+	host, _ := os.Hostname()
+	return cmp.Or(os.Getenv("NODE_NAME"), host)
 }
 
 func complain(f *flag.FlagSet, format string, args ...any) error {

@@ -123,20 +123,16 @@ func (o *resourceOffer) checkPresent(id string) error {
 		return err
 	}
 	if _, ok := o.snapshot.Device(a); !ok {
-		return fmt.Errorf("device %s does not exist on this node", a)
+		return fmt.Errorf("device %s does not exist on this node: its card has fewer VFs than before, or is gone; delete the pod", a)
 	}
 	return nil
 }
 
 func (o *resourceOffer) find(id string) (pool.Device, error) {
-	a, err := pci.ParseAddress(id)
-	if err != nil {
-		return pool.Device{}, err
-	}
 	for _, d := range o.pool.Devices {
-		if d.Address == a {
+		if d.Address.String() == id {
 			return d, nil
 		}
 	}
-	return pool.Device{}, fmt.Errorf("device %s is not in this resource", a)
+	return pool.Device{}, fmt.Errorf("device %+.80q is not in this resource: the configuration or the device has changed; delete the pod", id)
 }

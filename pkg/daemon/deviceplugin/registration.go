@@ -3,6 +3,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,13 +36,6 @@ const (
 	// After each refused registration, the pause doubles, from firstPause up to longestPause.
 	firstPause, longestPause = 100 * time.Millisecond, 30 * time.Second
 )
-
-// apiVersions returns the supported versions of the device plugin API. The newest API version is first.
-func apiVersions() []string {
-	return []string{
-		pluginapi.Version, // v1beta1: since 1.10; the only version up to 1.37
-	}
-}
 
 // kubeletDirs holds the folders in which plugins register with the kubelet.
 type kubeletDirs struct {
@@ -90,10 +84,7 @@ func serverBounds() []grpc.ServerOption {
 
 // socketFolder returns the folder of the endpoint's socket.
 func (r *registrar) socketFolder() string {
-	if r.kubelet.Registry != "" {
-		return r.kubelet.Registry
-	}
-	return r.kubelet.Plugins
+	return cmp.Or(r.kubelet.Registry, r.kubelet.Plugins)
 }
 
 // run() registers the endpoint until ctx is done. After an error, run() tries again.
@@ -260,26 +251,22 @@ func (r *registrar) register(ctx context.Context) error {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	client := pluginapi.NewRegistrationClient(conn)
-	var errs []error
-	for _, version := range apiVersions() {
-		_, err := client.Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: filepath.Base(r.path), ResourceName: r.resource,
-			Options: r.pluginOptions()})
-		if err == nil {
-			r.count.registered(r.resource)
-			r.log.Info("the resource is registered", "version", version, "socket", r.path)
-			return nil
-		}
-		errs = append(errs, fmt.Errorf("register with API version %s: %w", version, err))
+	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version,
+		Endpoint: filepath.Base(r.path), ResourceName: r.resource, Options: r.pluginOptions()})
+	if err != nil {
+		return fmt.Errorf("register with API version %s: %w", pluginapi.Version, err)
 	}
-	return errors.Join(errs...)
+	r.count.registered(r.resource)
+	r.log.Info("the resource is registered", "version", pluginapi.Version, "socket", r.path)
+	return nil
 }
 
 // GetInfo describes the endpoint to a kubelet that found the endpoint's socket in its plugin registry folder.
 func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.path, SupportedVersions: apiVersions()}, nil
+	return &registerapi.PluginInfo{Type: registerapi.DevicePlugin, Name: r.resource, Endpoint: r.path,
+		SupportedVersions: []string{pluginapi.Version}}, nil
 }
 
 // NotifyRegistrationStatus receives the result of the registration from the kubelet.

@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/pci"
@@ -22,6 +23,7 @@ type Device struct {
 	RDMA     bool              // the container gets its RDMA device files
 	VhostNet bool              // the container gets /dev/vhost-net and /dev/net/tun
 	Info     map[string]string // from additionalInfo
+	Port     string            // interface of the PF by which the selector names the device, if it names one
 	Whole    int               // for a PF offered as a whole: number of VFs that it excludes
 }
 
@@ -34,7 +36,7 @@ type Device struct {
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
-	for _, v := range c.matchAll(n, false) {
+	for _, v := range c.matchAll(n) {
 		if v.resource >= 0 {
 			members[v.resource] = append(members[v.resource], c.poolDevice(n, v))
 		}
@@ -74,7 +76,8 @@ func (c *Config) poolDevice(n *node, v verdict) Device {
 		}
 	}
 	if v.selector >= 0 {
-		d.RDMA, d.VhostNet = r.Selectors[v.selector].RDMA, r.Selectors[v.selector].VhostNet
+		s := &r.Selectors[v.selector]
+		d.RDMA, d.VhostNet, d.Port = s.RDMA, s.VhostNet, s.port(n.subjects[v.device])
 	}
 	for _, key := range []string{"*", d.Address.String()} {
 		for k, value := range r.AdditionalInfo[key] {
@@ -88,51 +91,45 @@ func (c *Config) poolDevice(n *node, v verdict) Device {
 }
 
 // splitPools returns the pools of a resource. Usually, a resource has only one pool. If devices of the resource need different suffixes in
-// the name of their pool, splitPools returns one pool for each suffix.
-func (r *Resource) splitPools(n *node, devices []Device) []Pool {
+// the name of their pool, splitPools returns one pool for each suffix, the unknown NUMA node last.
+func (r *Resource) splitPools(n *node, devices []Device) (out []Pool) {
 	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
 	}
-	var out []Pool
+	byNode := map[int][]Device{}
 	for _, d := range devices {
-		name := r.FullName() + r.suffix(n, &d.Device)
-		i := slices.IndexFunc(out, func(p Pool) bool { return p.Name == name })
-		if i < 0 {
-			i, out = len(out), append(out, Pool{Name: name, Resource: r})
-		}
-		out[i].Devices = append(out[i].Devices, d)
+		id := r.suffixNode(n, &d.Device)
+		byNode[id] = append(byNode[id], d)
 	}
-	slices.SortFunc(out, func(a, b Pool) int { return r.sortKey(n, a) - r.sortKey(n, b) })
+	for _, id := range slices.Sorted(maps.Keys(byNode)) {
+		suffix, special := map[int]string{noSuffix: "", unknownLast: noNUMA}[id]
+		if !special {
+			suffix = numaSuffix(id)
+		}
+		out = append(out, Pool{r.FullName() + suffix, r, byNode[id]})
+	}
 	return out
 }
 
-// sortKey returns the number by which pools are sorted: the NUMA node of the pool, or a larger number if the NUMA node is unknown.
-func (r *Resource) sortKey(n *node, p Pool) int {
-	if d := &p.Devices[0].Device; n.nodeKnown(d) {
+// Values of suffixNode that are no NUMA node.
+const (
+	noSuffix    = -1
+	unknownLast = maxNode + 1
+)
+
+// suffixNode returns the NUMA node for the name of the pool to which a device belongs. A machine that reports no node has node 0.
+func (r *Resource) suffixNode(n *node, d *pci.Device) int {
+	switch {
+	case !n.multiNUMA() && len(n.Nodes) == 1:
+		return n.Nodes[0].ID
+	case !n.multiNUMA():
+		return 0
+	case !n.nodeKnown(d):
+		return unknownLast
+	case r.SplitByNUMA:
 		return d.NUMANode
 	}
-	return maxNode + 1
-}
-
-// suffix() returns the suffix in the name of the pool to which a device belongs.
-func (r *Resource) suffix(n *node, d *pci.Device) string {
-	switch {
-	case !n.multiNUMA() && r.SplitByNUMA:
-		return numaSuffix(n.singleNode())
-	case !n.nodeKnown(d):
-		return noNUMA
-	case r.SplitByNUMA:
-		return numaSuffix(d.NUMANode)
-	}
-	return ""
-}
-
-// singleNode returns the ID of the machine's only NUMA node, or 0 if the machine reports no NUMA node.
-func (n *node) singleNode() int {
-	if len(n.Nodes) == 1 {
-		return n.Nodes[0].ID
-	}
-	return 0
+	return noSuffix
 }
 
 // needsSuffix reports whether devices with an unknown NUMA node need a separate pool. needsSuffix returns false if the name of the resource

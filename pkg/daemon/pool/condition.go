@@ -16,63 +16,47 @@ import (
 type textTest struct {
 	values []string
 	get    func(subject) string
+	absent func(n *node, value string) string // why no device of the node can have the value, or ""; nil if that is never known
 }
 
 func (t textTest) want() string           { return strings.Join(t.values, ", ") }
 func (t textTest) found(d subject) string { return t.get(d) }
 func (t textTest) met(d subject) bool     { return slices.Contains(t.values, t.get(d)) }
-func (t textTest) missing(*node) []string { return nil }
 
-// A device passes a driverTest if the driver of the device is in the list. A device also passes a driverTest if the device already has the
-// driver to which the resource binds its devices. Without this rule for driverTest, a device would leave its pool when it is bound to the
-// driver of the resource.
-type driverTest []string
+func (t textTest) missing(n *node) (out []string) {
+	for _, value := range t.values {
+		if t.absent != nil && t.absent(n, value) != "" {
+			out = append(out, t.absent(n, value))
+		}
+	}
+	return out
+}
 
-func (t driverTest) want() string           { return strings.Join(t, ", ") }
-func (t driverTest) found(d subject) string { return d.Driver }
-func (t driverTest) missing(*node) []string { return nil }
+// A device also passes a driverTest if it already has the driver to which the resource binds its devices. Otherwise, it would leave its
+// pool when it is bound.
+type driverTest struct{ textTest }
+
 func (t driverTest) met(d subject) bool {
-	return slices.Contains(t, d.Driver) || d.Driver != "" && d.Driver == d.bindTo
+	return t.textTest.met(d) || d.Driver != "" && d.Driver == d.bindTo
 }
 
-// A device passes an addressTest if the PCI address of the device is in the list.
-type addressTest []pci.Address
-
-func (t addressTest) want() string           { return joinTexts(t, pci.Address.String) }
-func (t addressTest) found(d subject) string { return d.Address.String() }
-func (t addressTest) met(d subject) bool     { return slices.Contains(t, d.Address) }
-func (t addressTest) missing(n *node) (out []string) {
-	for _, a := range t {
-		if _, ok := n.Device(a); !ok {
-			out = append(out, fmt.Sprintf("no device %s on this node; 'podlace sriov ls' lists the devices", a))
-		}
+func absentAddress(n *node, address string) string {
+	if slices.ContainsFunc(n.Devices, func(d pci.Device) bool { return d.Address.String() == address }) {
+		return ""
 	}
-	return out
+	return fmt.Sprintf("no device %s on this node; 'podlace sriov ls' lists the devices", address)
 }
 
-// A device passes a nodeTest if the NUMA node of the device is in the list.
-type nodeTest []int
-
-func (t nodeTest) want() string           { return joinTexts(t, strconv.Itoa) }
-func (t nodeTest) found(d subject) string { return strconv.Itoa(d.NUMANode) }
-func (t nodeTest) met(d subject) bool     { return slices.Contains(t, d.NUMANode) }
-func (t nodeTest) missing(n *node) (out []string) {
-	for _, id := range t {
-		if id != pci.Unknown && !n.isOnline(id) {
-			out = append(out, fmt.Sprintf("no NUMA node %d on this node; available: %s", id,
-				orNone(joinTexts(n.Nodes, func(n pci.Node) string { return strconv.Itoa(n.ID) }))))
-		}
+func absentNode(n *node, id string) string {
+	var online []string
+	for _, node := range n.Nodes {
+		online = append(online, strconv.Itoa(node.ID))
 	}
-	return out
+	if id == strconv.Itoa(pci.Unknown) || slices.Contains(online, id) {
+		return ""
+	}
+	return fmt.Sprintf("no NUMA node %s on this node; available: %s", id, orNone(strings.Join(online, ", ")))
 }
-
-// A device passes an rdmaTest if the device supports RDMA.
-type rdmaTest struct{}
-
-func (rdmaTest) want() string           { return "true" }
-func (rdmaTest) found(d subject) string { return strconv.FormatBool(len(d.RDMA) > 0) }
-func (rdmaTest) met(d subject) bool     { return len(d.RDMA) > 0 }
-func (rdmaTest) missing(*node) []string { return nil }
 
 // A VF passes a pfTest if the PF of the VF is in the list. A device that is not a VF passes a pfTest if the device itself is in the list.
 type pfTest struct {
@@ -87,7 +71,13 @@ func pfName(d subject) []string { return d.pf.Interfaces }
 // rootDevice returns the PCI address of the PF of a device.
 func rootDevice(d subject) []string { return []string{d.pf.Address.String()} }
 
-func (t pfTest) want() string { return joinTexts(t.ranges, func(p pfRange) string { return p.text }) }
+func (t pfTest) want() string {
+	var texts []string
+	for _, p := range t.ranges {
+		texts = append(texts, p.text)
+	}
+	return strings.Join(texts, ", ")
+}
 
 func (t pfTest) found(d subject) string {
 	names := strings.Join(t.names(d), ", ")
@@ -107,6 +97,20 @@ func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }
 
+// port returns the interface of the PF by which a selector names a device, or "". A PF may have an interface for each of its ports.
+func (s *selector) port(d subject) string {
+	for _, c := range s.Conditions {
+		t, _ := c.test.(pfTest)
+		for _, p := range t.ranges {
+			named := func(name string) bool { return strings.EqualFold(name, p.pf) }
+			if i := slices.IndexFunc(d.pf.Interfaces, named); i >= 0 && p.contains(d) {
+				return d.pf.Interfaces[i]
+			}
+		}
+	}
+	return ""
+}
+
 func (t pfTest) missing(n *node) (out []string) {
 	for _, p := range t.ranges {
 		i := slices.IndexFunc(n.subjects, func(d subject) bool { return t.matches(d, p) })
@@ -120,15 +124,6 @@ func (t pfTest) missing(n *node) (out []string) {
 		}
 	}
 	return out
-}
-
-// joinTexts formats the items of a list and joins them with commas.
-func joinTexts[T any](list []T, text func(T) string) string {
-	parts := make([]string, len(list))
-	for i, v := range list {
-		parts[i] = text(v)
-	}
-	return strings.Join(parts, ", ")
 }
 
 func orNone(names string) string { return cmp.Or(names, "none") }

@@ -63,7 +63,7 @@ const (
 // Taints contains the effects of the taints that faulty devices get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the value of a field of Taints for which devices get no taint.
+// NoTaint is the value of a field of Taints, and of LinkDown, with which the fault does not matter.
 const NoTaint = "off"
 
 // Config is a validated configuration.
@@ -85,6 +85,7 @@ type Resource struct {
 	Selectors       []selector                   // a device belongs to the first selector that it meets; an empty list matches all devices
 	SplitByNUMA     bool                         // one resource for each NUMA node: Name_numa0, Name_numa1
 	UnknownNUMA     unknownMode
+	LinkDown        string // NoTaint: devices whose PF has no carrier are healthy
 	Policy          Policy
 	Driver          string             // driver to bind devices to; "" keeps their driver
 	VF              *vfconfig.Config   // configuration in the DeviceClass of the resource; nil for none
@@ -233,6 +234,7 @@ func (r *reader) readResource(v strict.Value, prefix string, cdi CDI) Resource {
 		"selectors":       func(v strict.Value) { res.Selectors = r.readSelectors(v) },
 		"splitByNuma":     r.Bool(&res.SplitByNUMA),
 		"unknownNuma":     strict.To(r.Report, &res.UnknownNUMA, strict.OneOf(unknownOmit, unknownAll, unknownExclude)),
+		"linkDown":        strict.To(r.Report, &res.LinkDown, strict.OneOf("unhealthy", NoTaint)),
 		"policy":          strict.To(r.Report, &res.Policy, strict.OneOf(NUMABestFit, Pack, Balance, DistinctPF)),
 		"driver":          strict.To(r.Report, &res.Driver, driverName),
 		"cdi":             strict.To(r.Report, &res.CDI, strict.OneOf(CDIAuto, CDIField, CDIAnnotation, CDIOff)),
@@ -243,8 +245,7 @@ func (r *reader) readResource(v strict.Value, prefix string, cdi CDI) Resource {
 	}, r.foreignKeys())
 	res.Unserved = r.unserved.Notes
 	r.Require(v, keys, "resourceName", "")
-	r.checkSplit(&res, keys)
-	r.checkDriver(&res, keys)
+	r.checkKeys(&res, keys)
 	r.checkAPI(v, &res)
 	return res
 }

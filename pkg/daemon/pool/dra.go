@@ -70,14 +70,13 @@ func (r *reader) checkAPI(v strict.Value, res *Resource) {
 	}
 	object, _ := v.Data.(strict.Object)
 	for _, m := range object {
-		if m.Data == nil {
-			continue
-		}
-		switch key := strings.ToLower(m.Name); {
+		key := strings.ToLower(m.Name)
+		switch instead := insteadInDRA()[key]; {
+		case m.Data == nil:
 		case res.API != DRA && (key == "vf" || key == "claimmay"):
 			r.Fail(m.Place, `has no effect: want "api": "dra" beside it`)
-		case res.API == DRA && (key == "policy" || key == "splitbynuma" || key == "excludetopology" || key == "cdi"):
-			r.Fail(m.Place, `has no effect with "api": "dra": remove it; %s`, draReplacement(key))
+		case res.API == DRA && instead != "":
+			r.Fail(m.Place, `has no effect with "api": "dra": remove it; %s`, instead)
 		case res.API == DRA && key == "unknownnuma" && res.UnknownNUMA == unknownAll:
 			r.Fail(m.Place, `"all" has no effect with "api": "dra": want omit, exclude`)
 		}
@@ -87,12 +86,13 @@ func (r *reader) checkAPI(v strict.Value, res *Resource) {
 	}
 }
 
-// draReplacement returns a text about the DRA feature that replaces a key of the device plugin API.
-func draReplacement(key string) string {
-	if key == "cdi" {
-		return "claims always get device files by CDI"
+// insteadInDRA returns, for each key of the device plugin API only, what replaces it in DRA.
+func insteadInDRA() map[string]string {
+	const selected = "claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
+	return map[string]string{
+		"policy": selected, "splitbynuma": selected, "excludetopology": selected, "cdi": "claims always get device files by CDI",
+		"linkdown": "dra.taints.linkDown is for all resources",
 	}
-	return "claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode"
 }
 
 // excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. If the PF is not offered as a whole, or if the

@@ -88,6 +88,8 @@ var parseErrors = []struct{ config, want string }{
 		`claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
 	{resource(`"api":"dra","ExcludeTopology":true`), `ExcludeTopology: has no effect with "api": "dra": remove it; ` +
 		`claims select devices by selectors and constraints, such as matchAttribute resource.kubernetes.io/numaNode`},
+	{resource(`"linkDown":"NoSchedule"`), `linkDown: "NoSchedule": want unhealthy, off`},
+	{resource(`"api":"dra","linkDown":"off"`), `linkDown: has no effect with "api": "dra": remove it; dra.taints.linkDown is for all resources`},
 	{resource(`"api":"dra","cdi":"annotation"`), `cdi: has no effect with "api": "dra": remove it; claims always get device files by CDI`},
 	{resource(`"api":"dra","unknownNuma":"all"`), `unknownNuma: "all" has no effect with "api": "dra": want omit, exclude`},
 	{`{"resourceList":[{"api":"dra","resourceName":"` + long[:55] + `"}]}`,
@@ -130,14 +132,14 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"selectors":{"acpiIndexes":["x"]}`), `selectors.acpiIndexes[0]: "x": want a number in quotes, such as "101"`},
 	{resource(`"selectors":{"pfNames":[""]}`), `selectors.pfNames[0]: "": want the name of an interface, such as ens1f0`},
 	{resource(`"selectors":{"pfNames":["a/b#0"]}`), `selectors.pfNames[0]: "a/b": want the name of an interface, such as ens1f0`},
-	{resource(`"selectors":{"pfNames":["a#"]}`), `selectors.pfNames[0]: "a#": VFs "": want numbers up to 65535 after #, such as 0-3,7`},
-	{resource(`"selectors":{"pfNames":["a#0,"]}`), `selectors.pfNames[0]: "a#0,": VFs "": want numbers up to 65535 after #, such as 0-3,7`},
+	{resource(`"selectors":{"pfNames":["a#"]}`), `selectors.pfNames[0]: "a#": VFs after #: want numbers and ranges, such as 100-199,300`},
+	{resource(`"selectors":{"pfNames":["a#0,"]}`), `selectors.pfNames[0]: "a#0,": VFs after #: want numbers and ranges, such as 100-199,300`},
 	{resource(`"selectors":{"pfNames":["a#1-2-3"]}`),
-		`selectors.pfNames[0]: "a#1-2-3": VFs "1-2-3": want numbers up to 65535 after #, such as 0-3,7`},
-	{resource(`"selectors":{"pfNames":["a#-1"]}`), `selectors.pfNames[0]: "a#-1": VFs "-1": want numbers up to 65535 after #, such as 0-3,7`},
+		`selectors.pfNames[0]: "a#1-2-3": VFs after #: want numbers and ranges, such as 100-199,300`},
+	{resource(`"selectors":{"pfNames":["a#-1"]}`), `selectors.pfNames[0]: "a#-1": VFs after #: want numbers and ranges, such as 100-199,300`},
 	{resource(`"selectors":{"pfNames":["a#65536"]}`),
-		`selectors.pfNames[0]: "a#65536": VFs "65536": want numbers up to 65535 after #, such as 0-3,7`},
-	{resource(`"selectors":{"pfNames":["a#3-1"]}`), `selectors.pfNames[0]: "a#3-1": VFs 3-1: want the smaller number first`},
+		`selectors.pfNames[0]: "a#65536": VFs after #: want VFs up to 65535`},
+	{resource(`"selectors":{"pfNames":["a#3-1"]}`), `selectors.pfNames[0]: "a#3-1": VFs after #: 3-1: want the smaller number first`},
 	{resource(`"selectors":{"rootDevices":["a#3"]}`),
 		`selectors.rootDevices[0]: PCI address "a": want domain:bus:device.function, such as 0000:3b:10.2`},
 	{resource(`"selectors":{"linkTypes":["infini"]}`), `selectors.linkTypes[0]: "infini": want ether or infiniband`},
@@ -209,7 +211,7 @@ func TestParseAllErrors(t *testing.T) {
 config.json:4:6: resourceList[0].polcy: unknown key; did you mean policy?
 config.json:5:33: resourceList[0].selectors[0].vendors[0]: "1": want four hexadecimal digits, such as 8086
 config.json:5:46: resourceList[0].selectors[0].vendors[2]: "2": want four hexadecimal digits, such as 8086
-config.json:6:33: resourceList[0].selectors[1].pfNames[0]: "x#2-1": VFs 2-1: want the smaller number first
+config.json:6:33: resourceList[0].selectors[1].pfNames[0]: "x#2-1": VFs after #: 2-1: want the smaller number first
 config.json:7:28: resourceList[2]: resource intel.com/c: resourceList[1] in line 7 has the same name
 config.json:9:3: cdi: 1: want a string`
 	if err == nil || err.Error() != want {

@@ -5,6 +5,7 @@ package pool
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/strict"
@@ -51,7 +52,7 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			names[d.Address] = p.Name
 		}
 	}
-	verdicts := c.matchAll(newNode(s, env), true)
+	verdicts := c.matchAll(newNode(s, env))
 	out := make([]Explanation, len(verdicts))
 	for i, v := range verdicts {
 		e := Explanation{Device: s.Devices[i].Address, Answers: v.answers}
@@ -80,106 +81,84 @@ type verdict struct {
 	answers  []Answer
 }
 
-// matchAll assigns each device to a resource. If the last argument of matchAll is true, matchAll also compares each device with the
-// resources after the first match, and stores the reason for each resource.
-func (c *Config) matchAll(n *node, all bool) []verdict {
+// matchAll assigns each device to the first resource that it matches.
+func (c *Config) matchAll(n *node) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {
 		v := verdict{device: i, whyBusy: c.whyBusy(n, i), resource: -1, selector: -1}
 		for k := range c.Resources {
-			if !all && (v.whyBusy != "" || v.resource >= 0) {
-				break
-			}
-			r := &c.Resources[k]
-			selector, why := r.firstMatch(n, d)
-			why = cmp.Or(why, c.whyNotWhole(r, selector, d))
-			if all {
-				v.answers = append(v.answers, r.answerFor(d, why, v.whyNotOffered(c, why)))
-			}
-			if why == "" && v.whyBusy == "" && v.resource < 0 {
+			a, selector := c.answerFor(&c.Resources[k], n, d)
+			switch {
+			case !a.Matches:
+			case v.whyBusy != "":
+				a.Reason = v.whyBusy
+			case v.resource >= 0:
+				a.Reason = fmt.Sprintf("already taken by %s in line %d", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
+			default:
 				v.resource, v.selector = k, selector
 			}
+			v.answers = append(v.answers, a)
 		}
 		out[i] = v
 	}
 	return out
 }
 
-// firstMatch returns the index of the resource's first selector that matches the device. If the resource has no selectors, firstMatch
-// returns -1. If the device does not match the resource, firstMatch returns the reason.
-func (r *Resource) firstMatch(n *node, d subject) (int, string) {
+// answerFor compares a device with a resource as if there were no other resource. The second result is the first selector that the device
+// meets, or -1.
+func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
 	d.bindTo = r.Driver
-	if r.otherType {
-		return -1, r.Unserved[0].Text
-	}
-	if r.UnknownNUMA == unknownExclude && n.multiNUMA() && !n.nodeKnown(&d.Device) {
-		return -1, "its NUMA node is unknown, and unknownNuma is exclude"
-	}
-	why := ""
-	for i := range r.Selectors {
-		if why = r.Selectors[i].firstUnmet(d); why == "" {
-			return i, ""
+	a, selector := Answer{Place: r.Place, Resource: r.FullName()}, -1
+	for i, s := range r.Selectors {
+		a.Selectors = append(a.Selectors, s.answerFor(d))
+		if a.Selectors[i].Met && selector < 0 {
+			selector = i
 		}
 	}
-	if len(r.Selectors) > 1 {
-		why = "meets no selector"
-	}
-	return -1, why
-}
-
-// firstUnmet returns a description of the first condition that a device does not meet, or "" if the device meets all conditions.
-func (s *selector) firstUnmet(d subject) string {
-	for _, c := range s.Conditions {
-		if !c.test.met(d) {
-			return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.test.found(d)), c.test.want())
-		}
-	}
-	return ""
-}
-
-func quoteEmpty(s string) string {
-	if s == "" {
-		return `""`
-	}
-	return s
-}
-
-// whyNotOffered returns the reason why a resource does not offer a device, or "" if the resource offers the device. If the device does not
-// match the resource, the last argument of whyNotOffered is the reason.
-func (v *verdict) whyNotOffered(c *Config, why string) string {
 	switch {
-	case why != "":
-		return why
-	case v.whyBusy != "":
-		return v.whyBusy
-	case v.resource >= 0:
-		return fmt.Sprintf("already taken by %s in line %d", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
+	case r.otherType:
+		a.Reason = r.Unserved[0].Text
+	case r.UnknownNUMA == unknownExclude && n.multiNUMA() && !n.nodeKnown(&d.Device):
+		a.Reason = "its NUMA node is unknown, and unknownNuma is exclude"
+	case len(r.Selectors) > 0 && selector < 0:
+		a.Reason = whyUnmet(a.Selectors)
+	default:
+		if a.Reason = c.whyNotWhole(r, selector, d); a.Reason == "" {
+			a.Matches, a.Reason = true, r.whyMet(selector)
+		}
 	}
-	return ""
+	return a, selector
 }
 
-// answerFor returns the Answer for a device and a resource. The second argument of answerFor is the reason why the device does not match
-// the resource, or "". The last argument of answerFor is the reason why the resource does not offer the device, or "".
-func (r *Resource) answerFor(d subject, why, refusal string) Answer {
-	a := Answer{Place: r.Place, Resource: r.FullName(), Matches: why == "", Reason: refusal}
-	if a.Reason == "" && len(r.Unserved) > 0 {
-		a.Reason = r.Unserved[0].Text
-	}
-	d.bindTo = r.Driver
-	for _, s := range r.Selectors {
-		answer := selectorAnswer{Place: s.Place, Met: true}
-		for _, c := range s.Conditions {
-			met := c.test.met(d)
-			answer.Met = answer.Met && met
-			answer.Checks = append(answer.Checks, conditionResult{c.Place, c.Name, c.test.want(), c.test.found(d), met})
-		}
-		if a.Reason == "" && answer.Met {
-			a.Reason = "meets " + s.Key
-		}
-		a.Selectors = append(a.Selectors, answer)
-	}
-	if a.Reason == "" {
-		a.Reason = "has no selectors"
+func (s *selector) answerFor(d subject) selectorAnswer {
+	a := selectorAnswer{Place: s.Place, Met: true}
+	for _, c := range s.Conditions {
+		check := conditionResult{c.Place, c.Name, c.test.want(), c.test.found(d), c.test.met(d)}
+		a.Met = a.Met && check.Met
+		a.Checks = append(a.Checks, check)
 	}
 	return a
 }
+
+// whyUnmet returns the reason why a device meets none of the selectors.
+func whyUnmet(selectors []selectorAnswer) string {
+	if len(selectors) > 1 {
+		return "meets no selector"
+	}
+	checks := selectors[0].Checks
+	c := checks[slices.IndexFunc(checks, func(c conditionResult) bool { return !c.Met })]
+	return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.Found), c.Want)
+}
+
+// whyMet returns the reason why a resource has a device that meets the given selector.
+func (r *Resource) whyMet(selector int) string {
+	switch {
+	case len(r.Unserved) > 0:
+		return r.Unserved[0].Text
+	case selector >= 0:
+		return "meets " + r.Selectors[selector].Key
+	}
+	return "has no selectors"
+}
+
+func quoteEmpty(s string) string { return cmp.Or(s, `""`) }

@@ -15,7 +15,7 @@ import (
 // the order of the configuration. The findings are not errors, because many nodes with different devices may use the same configuration.
 func Findings(c *Config, s *pci.Snapshot, env Env) []strict.Problem {
 	f := findings{node: newNode(s, env), c: c, Report: strict.Report{Notes: slices.Clone(c.Notes)}}
-	f.verdicts = c.matchAll(f.node, true)
+	f.verdicts = c.matchAll(f.node)
 	for i := range c.Resources {
 		if len(c.Resources[i].Unserved) > 0 {
 			continue // Unserved reports it

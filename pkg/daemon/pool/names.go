@@ -60,13 +60,6 @@ func resourcePrefix(s string) (string, error) {
 	return s, nil
 }
 
-func driverName(s string) (string, error) {
-	if !driverForm.MatchString(s) {
-		return "", fmt.Errorf("%+.80q: want the name of a driver, such as vfio-pci", s)
-	}
-	return s, nil
-}
-
 // interfaceName checks the name of an interface. interfaceName also accepts alternative names, which may be longer than 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
@@ -110,42 +103,35 @@ func (r *Resource) maySplit(ending string) bool {
 
 // checkNames reports an error for resources with the same name or the same environment variable.
 func (r *reader) checkNames(resources []Resource) {
-	names, variables := map[string]*Resource{}, map[string]*Resource{}
+	variables := map[string]*Resource{}
 	for i := range resources {
-		res := &resources[i]
-		if res.Name == "" {
-			continue // already reported
-		}
-		if first := names[res.FullName()]; first != nil {
+		res, variable := &resources[i], resources[i].variableSuffix()
+		switch first := variables[variable]; {
+		case res.Name == "": // already reported
+		case first == nil:
+			variables[variable] = res
+		case first.FullName() == res.FullName():
 			r.Fail(res.Place, "resource %s: %s in line %d has the same name", res.FullName(), first.Key, first.Line)
-			continue
-		}
-		names[res.FullName()] = res
-		if first := variables[res.variableSuffix()]; first != nil {
+		default:
 			r.Fail(res.Place, "resource %s: its environment variable PCIDEVICE_%s is also that of %s, %s in line %d; rename one",
-				res.FullName(), res.variableSuffix(), first.FullName(), first.Key, first.Line)
+				res.FullName(), variable, first.FullName(), first.Key, first.Line)
 		}
-		variables[res.variableSuffix()] = res
 	}
-	for i := range resources {
-		res := &resources[i]
-		if parts := splitForm.FindStringSubmatch(res.Name); parts != nil {
-			if other := names[(&Resource{Prefix: res.Prefix, Name: parts[1]}).FullName()]; other != nil && other.maySplit(parts[2]) {
+	for _, res := range resources {
+		for _, other := range resources {
+			if parts := splitForm.FindStringSubmatch(res.FullName()); parts != nil && other.FullName() == parts[1] && other.maySplit(parts[2]) {
 				r.Fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), other.Key, other.Line)
 			}
 		}
 	}
 }
 
-// checkSplit reports an error for a name that is too long for the suffix of a NUMA node.
-func (r *reader) checkSplit(res *Resource, keys map[string]strict.Place) {
+// checkKeys reports an error for a name that is too long for the suffix of a NUMA node, and for selectors that require RDMA with a driver
+// that does not support it.
+func (r *reader) checkKeys(res *Resource, keys map[string]strict.Place) {
 	if most := maxName - len(numaSuffix(maxNode)); res.SplitByNUMA && len(res.Name) > most {
 		r.Fail(keys["resourceName"], "%+.80q: want at most %d characters with splitByNuma", res.Name, most)
 	}
-}
-
-// checkDriver reports an error if the selectors require RDMA but the configured driver does not support RDMA.
-func (r *reader) checkDriver(res *Resource, keys map[string]strict.Place) {
 	for _, s := range res.Selectors {
 		if s.RDMA && slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, res.Driver) {
 			r.Fail(keys["driver"], "%s: devices bound to it have no RDMA, but %s.isRdma requires it", res.Driver, s.Key)

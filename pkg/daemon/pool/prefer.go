@@ -4,121 +4,169 @@ package pool
 
 import (
 	"slices"
-	"strings"
-
-	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Prefer chooses the given number of devices for a container. Prefer chooses all mandatory devices, and then available devices until the
-// number is reached. Each policy minimises a list of quantities, in this order:
+// Prefer chooses devices for a container: all mandatory ones, and then available ones until there are as many as wanted.
 //
-//	numa-best-fit  NUMA nodes, their distance, devices left on the nodes, PFs, devices left on the PFs
-//	pack           PFs, NUMA nodes, their distance, devices left on the PFs, devices left on the nodes
-//	balance        NUMA nodes, their distance, the most devices left on a PF, then on the next
-//	distinct-pf    the most devices of one PF, then of the next, NUMA nodes, their distance, the most devices behind one
-//	               PCI root, then behind the next, the same for cards, the most devices left on a PF, then on the next
+//	numa-best-fit  the fewest NUMA nodes, and on them the fewest PFs
+//	pack           the fewest PFs
+//	balance        the fewest NUMA nodes, and on them always the PF with the most free devices
+//	distinct-pf    as few devices of each PF as possible, for that the fewest NUMA nodes, and on them always the PF, then
+//	               the PCI root, then the card with the fewest chosen devices
 //
-// The distance of a set of NUMA nodes is the sum of the distances of all pairs of nodes. Among equally good devices, Prefer chooses the
-// device with the lowest address. Inside a PF, Prefer chooses the device with the lowest VF index. The result of Prefer therefore does not
-// depend on the order of the arguments. The result of Prefer is optimal unless the search over all sets of NUMA nodes exceeds its budget.
-// On machines with ten or more NUMA nodes or hundreds of devices, the search can exceed its budget. If the search exceeds its budget,
-// another result with fewer NUMA nodes may exist.
+// Of several NUMA nodes or PFs that are enough, the first two policies take the one with the fewest free devices, which keeps large groups
+// free, and the other two the one with the most.
 //
-// Prefer returns no error, because an error would make the pod fail. Prefer uses unknown IDs only if too few known devices are available.
-// If too few devices are available, Prefer returns all available devices.
+// These are greedy choices: the number of nodes and PFs is the lowest possible, but another choice may be nearer or leave larger groups.
+// Ties go to the lowest address and VF index, so the order of the arguments does not matter.
+//
+// Prefer returns no error, because an error would make the pod fail. It uses IDs that the pool does not know only if there are too few
+// others, and returns all available devices if they are too few.
 func Prefer(policy Policy, t *Topology, available, must []string, size int) []string {
-	q := newQuery(t, available, must)
-	switch q.need = size - len(q.must) - len(q.mustUnknown); {
-	case q.need <= 0:
-		return q.selectIDs(nil, 0)
-	case q.need >= q.countKnown():
-		plan := make([]int, len(t.pfs))
-		for pf := range plan {
-			plan[pf] = len(q.free[pf])
+	c := choice{Topology: t, chosen: t.sorted(must), free: make([][]string, len(t.pfs)), taken: make([]int, len(t.pfs))}
+	c.need = size - len(c.chosen)
+	for _, id := range c.chosen {
+		if pf, ok := t.pfOf[id]; ok {
+			c.taken[pf]++
 		}
-		return q.selectIDs(plan, q.need-q.countKnown())
 	}
-	return q.selectIDs(q.solve(rulesOf(policy)), 0)
+	var unknown []string
+	for _, id := range t.sorted(available) {
+		pf, ok := t.pfOf[id]
+		switch {
+		case slices.Contains(c.chosen, id):
+		case ok:
+			c.free[pf] = append(c.free[pf], id)
+		default:
+			unknown = append(unknown, id)
+		}
+	}
+	c.choose(policy)
+	return t.sorted(append(c.chosen, unknown[:max(0, min(c.need, len(unknown)))]...))
 }
 
-// The type query is the input of one call of Prefer.
-type query struct {
+// The type choice holds the state of one call of Prefer. PFs are numbers.
+type choice struct {
 	*Topology
-	free        [][]int // ranks by PF
-	count       []int   // mandatory devices by PF
-	must        []int   // ranks of the mandatory devices
-	unknown     []string
-	mustUnknown []string
-	need        int
-	budget      int // remaining work, in units of about 10 ns
+	chosen []string
+	need   int        // number of devices still to choose
+	taken  []int      // number of chosen devices of each PF
+	free   [][]string // the other devices of each PF
 }
 
-func newQuery(t *Topology, available, must []string) *query {
-	q := &query{Topology: t, free: make([][]int, len(t.pfs)), count: make([]int, len(t.pfs)), budget: 1 << 15}
-	const offered, demanded = 1, 2
-	state := make([]byte, len(t.ids))
-	mark := func(ids []string, as byte, unknown *[]string) {
-		for _, id := range ids {
-			if rank, ok := t.rank[id]; ok {
-				state[rank] = as
-			} else {
-				*unknown = append(*unknown, id)
-			}
+func (c *choice) takenOf(pf int) int { return c.taken[pf] }
+func (c *choice) freeOf(pf int) int  { return len(c.free[pf]) }
+
+func (c *choice) choose(policy Policy) {
+	used := func(pf int) int { return -c.freeOf(pf) }
+	all := c.those(func(pfGroup) bool { return true })
+	switch policy {
+	case Pack:
+		c.fill(c.onFewestNodes(c.freeOf, c.freeOf), all)
+	case Balance:
+		c.spread(c.onFewestNodes(c.freeOf, used), func(int) []int { return nil })
+	case DistinctPF:
+		most := 1
+		room := func(pf int) int { return max(0, min(c.freeOf(pf), most-c.taken[pf])) }
+		for need := min(c.need, sum(all, c.freeOf)); sum(all, room) < need; {
+			most++
 		}
-		slices.SortFunc(*unknown, compareID)
-		*unknown = slices.Compact(*unknown)
+		c.spread(c.onFewestNodes(room, used), c.concentration)
+	default:
+		c.fill(c.onFewestNodes(c.freeOf, c.freeOf))
 	}
-	mark(available, offered, &q.unknown)
-	mark(must, demanded, &q.mustUnknown)
-	q.unknown = slices.DeleteFunc(q.unknown, func(id string) bool { return slices.Contains(q.mustUnknown, id) })
-	for rank, s := range state {
-		switch pf := t.pfOf[rank]; s {
-		case offered:
-			q.free[pf] = append(q.free[pf], rank)
-		case demanded:
-			q.must = append(q.must, rank)
-			q.count[pf]++
+}
+
+// concentration returns how many devices of a PF, of its PCI root and of its card are chosen.
+func (c *choice) concentration(pf int) []int {
+	root := c.those(func(g pfGroup) bool { return g.root == c.pfs[pf].root })
+	card := c.those(func(g pfGroup) bool { return g.card == c.pfs[pf].card })
+	return []int{c.taken[pf], sum(root, c.takenOf), sum(card, c.takenOf)}
+}
+
+// onFewestNodes returns the PFs of as few NUMA nodes as have room for the needed devices.
+func (c *choice) onFewestNodes(room, fit func(pf int) int) []int {
+	var nodes []int
+	for _, g := range c.pfs {
+		nodes = append(nodes, g.node)
+	}
+	slices.Sort(nodes)
+	on := func(count func(pf int) int) func(node int) int {
+		return func(node int) int { return sum(c.those(func(g pfGroup) bool { return g.node == node }), count) }
+	}
+	nodes = fewest(slices.Compact(nodes), c.need, on(c.takenOf), on(room), on(fit), c.distance)
+	return c.those(func(g pfGroup) bool { return slices.Contains(nodes, g.node) })
+}
+
+// fill takes the devices of as few PFs as possible, from the first list that allows so few.
+func (c *choice) fill(lists ...[]int) {
+	distance := func(a, b int) int { return c.distance(c.pfs[a].node, c.pfs[b].node) }
+	for i := range lists {
+		lists[i] = fewest(lists[i], c.need, c.takenOf, c.freeOf, c.freeOf, distance)
+	}
+	for _, pf := range slices.MinFunc(lists, func(a, b []int) int { return len(a) - len(b) }) {
+		for c.need > 0 && c.freeOf(pf) > 0 {
+			c.take(pf)
 		}
 	}
-	return q
 }
 
-// compareID compares device IDs by PCI address. IDs that are not PCI addresses come after all PCI addresses.
-func compareID(a, b string) int {
-	x, errX := pci.ParseAddress(a)
-	y, errY := pci.ParseAddress(b)
-	switch {
-	case errX == nil && errY == nil && x != y:
-		return x.Compare(y)
-	case errX == nil && errY != nil:
-		return -1
-	case errX != nil && errY == nil:
-		return 1
+// spread takes one device after another from the PF with the lowest costs, and of several from the one with the most free devices.
+func (c *choice) spread(pfs []int, costs func(pf int) []int) {
+	for c.need > 0 {
+		pfs = slices.DeleteFunc(pfs, func(pf int) bool { return c.freeOf(pf) == 0 })
+		if len(pfs) == 0 {
+			return
+		}
+		c.take(slices.MinFunc(pfs, func(a, b int) int {
+			return slices.Compare(append(costs(a), -c.freeOf(a)), append(costs(b), -c.freeOf(b)))
+		}))
 	}
-	return strings.Compare(a, b)
 }
 
-// countKnown returns the number of available devices that the topology contains.
-func (q *query) countKnown() int {
-	n := 0
-	for _, free := range q.free {
-		n += len(free)
+func (c *choice) take(pf int) {
+	c.chosen, c.free[pf] = append(c.chosen, c.free[pf][0]), c.free[pf][1:]
+	c.taken[pf]++
+	c.need--
+}
+
+// those returns the PFs that a filter accepts.
+func (c *choice) those(accepts func(pfGroup) bool) (out []int) {
+	for pf, g := range c.pfs {
+		if accepts(g) {
+			out = append(out, pf)
+		}
+	}
+	return out
+}
+
+// fewest returns as few NUMA nodes or PFs as have room for the needed devices. Those with chosen devices come first. Then it adds the
+// largest until one more is enough, and as the last one the nearest of those that are enough, and of these the one with the lowest fit.
+func fewest(groups []int, need int, taken, room, fit func(int) int, distance func(a, b int) int) (out []int) {
+	costs := func(g int) []int {
+		far := sum(out, func(other int) int { return distance(g, other) })
+		switch {
+		case taken(g) > 0:
+			return []int{0}
+		case room(g) >= need:
+			return []int{1, far, fit(g)}
+		}
+		return []int{2, -room(g), far}
+	}
+	for len(groups) > 0 {
+		next := slices.MinFunc(groups, func(a, b int) int { return slices.Compare(costs(a), costs(b)) })
+		if need <= 0 && taken(next) == 0 {
+			break
+		}
+		out, need = append(out, next), need-room(next)
+		groups = slices.DeleteFunc(groups, func(g int) bool { return g == next })
+	}
+	return out
+}
+
+func sum(groups []int, count func(int) int) (n int) {
+	for _, g := range groups {
+		n += count(g)
 	}
 	return n
-}
-
-// selectIDs returns the IDs of the mandatory devices, and of the first free devices of each PF according to the plan. selectIDs also
-// returns unknown IDs. The last argument of selectIDs is the maximum number of unknown IDs.
-func (q *query) selectIDs(plan []int, unknown int) []string {
-	ranks := slices.Clone(q.must)
-	for pf, n := range plan {
-		ranks = append(ranks, q.free[pf][:n]...)
-	}
-	slices.Sort(ranks)
-	out := make([]string, 0, len(ranks)+len(q.mustUnknown)+len(q.unknown))
-	for _, rank := range ranks {
-		out = append(out, q.ids[rank])
-	}
-	out = append(out, q.mustUnknown...)
-	return append(out, q.unknown[:min(unknown, len(q.unknown))]...)
 }

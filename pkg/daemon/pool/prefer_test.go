@@ -43,11 +43,13 @@ func TestPreferExamples(t *testing.T) {
 		{Pack, "c00 c01 a10", "", "c02 c03", 2},                         // the smallest PF that suffices
 		{Pack, "c00 a10", "", "a00 a01 a02 a03", 4},                     // one PF, although other PFs are already in use
 		{Pack, "a00 b00 c00 d00 a10 b10 c10", "", "d10 d11 d12 d13", 4}, // even on the other node
+		// Two PFs of one node instead of the largest PF and another.
+		{Pack, "a10 a11 a12 b00 b01 b02 b03 b10 b11 b12 b13 c00 c10 d00 d10", "", "c01 c02 c03 c11 c12 c13", 6},
 		{Balance, "a00 c00 c10 c11 d00", "", "a10", 1},
-		{Balance, "a00", "", "a10 b00", 2},            // the first of equals
+		{Balance, "a00", "", "c00 c10", 2},            // the node with more free devices
 		{Balance, "a00 c00", "a01", "a01 a10 b00", 3}, // a0 has the fewest free devices
-		{DistinctPF, "", "", "a00 b00", 2},            // on one node
-		{DistinctPF, "a10", "", "a00 b00", 2},         // two cards instead of two ports of a card
+		{DistinctPF, "", "", "a00 b00", 2},            // two cards instead of two ports of a card
+		{DistinctPF, "a10", "", "c00 d00", 2},         // the node with more free devices
 		{DistinctPF, "", "", "a00 a10 b00 b10", 4},    // two ports of a card instead of two nodes
 		{DistinctPF, "", "", "a00 a10 b00 b10 c00 d00", 6},
 		{DistinctPF, "", "b12", "a00 b12", 2},
@@ -68,6 +70,19 @@ func TestPreferExamples(t *testing.T) {
 		}
 		if strings.Join(got, " ") != test.want {
 			t.Errorf("%s of %d without %q, with %q: got %v, want %s", test.policy, test.size, test.taken, test.must, got, test.want)
+		}
+	}
+}
+
+// TestPreferNearNodes checks that VFs of several NUMA nodes are of near ones.
+func TestPreferNearNodes(t *testing.T) {
+	s := newMachine(4, card{bus: 16, node: 0, ports: 1, vfs: 4}, card{bus: 17, node: 1, ports: 1, vfs: 4},
+		card{bus: 18, node: 2, ports: 1, vfs: 4}, card{bus: 19, node: 3, ports: 1, vfs: 5})
+	s.Nodes[2].Distance[3], s.Nodes[3].Distance[2] = 12, 12
+	p := onePool(t, s)
+	for _, id := range Prefer(NUMABestFit, NewTopology(p, s), ids(p.Devices), nil, 7) {
+		if !strings.HasPrefix(id, "0000:12") && !strings.HasPrefix(id, "0000:13") {
+			t.Errorf("%s is on a distant node", id)
 		}
 	}
 }
@@ -140,41 +155,6 @@ func TestPreferLarge(t *testing.T) {
 		}
 		if slices.Sort(got); len(slices.Compact(got)) != test.size || !test.check(pfs, nodes) {
 			t.Errorf("%d nodes, %d: %s: %d devices of PFs %v on nodes %v", test.nodes, test.size, test.policy, len(got), pfs, nodes)
-		}
-	}
-}
-
-// TestLargestFirst checks that largestFirst chooses the largest PFs first. As the last PF, largestFirst must choose the smallest PF that
-// has enough devices to complete the request.
-func TestLargestFirst(t *testing.T) {
-	q := &query{}
-	for _, n := range []int{3, 8, 1, 5, 8, 4} {
-		q.free = append(q.free, make([]int, n))
-	}
-	if got := q.largestFirst([]int{0, 1, 2, 3, 4, 5}, 3, 20); !slices.Equal(got, []int{1, 4, 5}) {
-		t.Errorf("got %v", got)
-	}
-	if got := q.largestFirst([]int{0, 1, 2, 3, 4, 5}, 6, 29); len(got) != 6 {
-		t.Errorf("got %v", got)
-	}
-}
-
-// TestBits checks that addShifted moves numbers across the borders between 64-bit words, and drops numbers that exceed the size of the set.
-func TestBits(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 1))
-	for range 500 {
-		a, b, by := make(bitSet, 4), make(bitSet, 4), rng.IntN(300)
-		want := map[int]bool{}
-		for range 10 {
-			n := rng.IntN(256)
-			a.set(n)
-			want[n+by] = true
-		}
-		b.addShifted(a, by)
-		for n := range 256 {
-			if b.has(n) != want[n] {
-				t.Fatalf("%x by %d: %x: %d is %t", a, by, b, n, b.has(n))
-			}
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -11,10 +12,12 @@ import (
 
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 var (
 	idForm        = regexp.MustCompile(`^[0-9a-fA-F]{4}$`)
+	linkForm      = regexp.MustCompile(`^(` + pci.Ether + `|` + pci.InfiniBand + `)$`)
 	acpiIndexForm = regexp.MustCompile(`^[0-9]{1,10}$`)
 )
 
@@ -43,21 +46,27 @@ func (r *reader) readSelector(v strict.Value) selector {
 // selectorKeys returns the keys of a selector and the functions that read their values.
 func (r *reader) selectorKeys(s *selector) strict.Fields {
 	texts := func(check func(string) (string, error), get func(subject) string) func(strict.Value) {
-		return func(v strict.Value) { s.add(v, textTest{listOf(r, v, check), get}) }
+		return func(v strict.Value) { s.add(v, textTest{listOf(r, v, check), get, nil}) }
 	}
 	fields := strict.Fields{
-		"vendors":      texts(hexID, func(d subject) string { return d.Vendor }),
-		"devices":      texts(hexID, func(d subject) string { return d.Product }),
-		"drivers":      func(v strict.Value) { s.add(v, driverTest(listOf(r, v, driverName))) },
-		"pciAddresses": func(v strict.Value) { s.add(v, addressTest(listOf(r, v, pci.ParseAddress))) },
-		"acpiIndexes":  texts(acpiIndex, func(d subject) string { return d.ACPIIndex }),
-		"pfNames":      func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(interfaceName)), "PF", pfName}) },
-		"rootDevices":  func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(pciAddress)), "root device", rootDevice}) },
-		"linkTypes":    texts(linkType, func(d subject) string { return d.LinkType }),
-		"numaNodes":    func(v strict.Value) { s.add(v, nodeTest(listOf(r, v, strict.Between(pci.Unknown, maxNode)))) },
+		"vendors": texts(hexID, func(d subject) string { return d.Vendor }),
+		"devices": texts(hexID, func(d subject) string { return d.Product }),
+		"drivers": func(v strict.Value) {
+			s.add(v, driverTest{textTest{listOf(r, v, driverName), func(d subject) string { return d.Driver }, nil}})
+		},
+		"pciAddresses": func(v strict.Value) {
+			s.add(v, textTest{listOf(r, v, pciAddress), func(d subject) string { return d.Address.String() }, absentAddress})
+		},
+		"acpiIndexes": texts(acpiIndex, func(d subject) string { return d.ACPIIndex }),
+		"pfNames":     func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(interfaceName)), "PF", pfName}) },
+		"rootDevices": func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(pciAddress)), "root device", rootDevice}) },
+		"linkTypes":   texts(linkType, func(d subject) string { return d.LinkType }),
+		"numaNodes": func(v strict.Value) {
+			s.add(v, textTest{listOf(r, v, numaNode), func(d subject) string { return strconv.Itoa(d.NUMANode) }, absentNode})
+		},
 		"isRdma": func(v strict.Value) {
 			if r.Bool(&s.RDMA)(v); s.RDMA {
-				s.Conditions = append(s.Conditions, condition{v.Place, "isRdma", rdmaTest{}})
+				s.add(v, textTest{[]string{"true"}, func(d subject) string { return strconv.FormatBool(len(d.RDMA) > 0) }, nil})
 			}
 		},
 		"needVhostNet": r.Bool(&s.VhostNet),
@@ -70,30 +79,37 @@ func (r *reader) selectorKeys(s *selector) strict.Fields {
 
 // add() adds a condition to the selector. An empty list of values adds no condition.
 func (s *selector) add(v strict.Value, t test) {
-	if list, _ := v.Data.(strict.List); len(list) > 0 {
+	if list, ok := v.Data.(strict.List); !ok || len(list) > 0 {
 		s.Conditions = append(s.Conditions, condition{v.Place, v.Name, t})
 	}
 }
 
-func hexID(s string) (string, error) {
-	if !idForm.MatchString(s) {
-		return "", fmt.Errorf("%+.80q: want four hexadecimal digits, such as 8086", s)
+// formed returns the text if it has the wanted form.
+func formed(s string, form *regexp.Regexp, want string) (string, error) {
+	if !form.MatchString(s) {
+		return "", fmt.Errorf("%+.80q: want %s", s, want)
 	}
-	return strings.ToLower(s), nil
+	return s, nil
+}
+
+func hexID(s string) (string, error) {
+	s, err := formed(s, idForm, "four hexadecimal digits, such as 8086")
+	return strings.ToLower(s), err
 }
 
 func acpiIndex(s string) (string, error) {
-	if !acpiIndexForm.MatchString(s) {
-		return "", fmt.Errorf("%+.80q: want a number in quotes, such as \"101\"", s)
-	}
-	return s, nil
+	return formed(s, acpiIndexForm, `a number in quotes, such as "101"`)
 }
 
-func linkType(s string) (string, error) {
-	if s != pci.Ether && s != pci.InfiniBand {
-		return "", fmt.Errorf("%+.80q: want %s or %s", s, pci.Ether, pci.InfiniBand)
-	}
-	return s, nil
+func driverName(s string) (string, error) {
+	return formed(s, driverForm, "the name of a driver, such as vfio-pci")
+}
+
+func linkType(s string) (string, error) { return formed(s, linkForm, pci.Ether+" or "+pci.InfiniBand) }
+
+func numaNode(text json.Number) (string, error) {
+	id, err := strict.Between(pci.Unknown, maxNode)(text)
+	return strconv.Itoa(id), err
 }
 
 func pciAddress(s string) (string, error) {
@@ -107,58 +123,41 @@ const maxVFs = 65535
 // The type pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
-	spans    [][2]int // first and last VF; empty means the PF with all its VFs
+	vfs      []vfconfig.Range // empty means the PF with all its VFs
 }
 
 // rangeOf returns a function that parses a value of pfNames or rootDevices.
 func rangeOf(check func(string) (string, error)) func(string) (pfRange, error) {
 	return func(text string) (p pfRange, err error) {
-		pf, spans, ranged := strings.Cut(text, "#")
+		pf, vfs, ranged := strings.Cut(text, "#")
 		p.text = text
 		if p.pf, err = check(pf); err != nil || !ranged {
 			return p, err
 		}
-		for part := range strings.SplitSeq(spans, ",") {
-			span, err := parseSpan(part)
-			if err != nil {
-				return p, fmt.Errorf("%+.80q: %w", text, err)
+		p.vfs, err = vfconfig.ParseRanges(vfs, func(vf int) error {
+			if vf < 0 || vf > maxVFs {
+				return fmt.Errorf("want VFs up to %d", maxVFs)
 			}
-			p.spans = append(p.spans, span)
-		}
-		return p, nil
-	}
-}
-
-// parseSpan parses one VF or a range of VFs, such as 7 or 0-3.
-func parseSpan(s string) (span [2]int, err error) {
-	first, last, several := strings.Cut(s, "-")
-	if !several {
-		last = first
-	}
-	for i, digits := range []string{first, last} {
-		n, err := strconv.ParseUint(digits, 10, 16)
+			return nil
+		})
 		if err != nil {
-			return span, fmt.Errorf("VFs %+.40q: want numbers up to %d after #, such as 0-3,7", s, maxVFs)
+			err = fmt.Errorf("%+.80q: VFs after #: %w", text, err)
 		}
-		span[i] = int(n)
+		return p, err
 	}
-	if span[0] > span[1] {
-		return span, fmt.Errorf("VFs %s: want the smaller number first", s)
-	}
-	return span, nil
 }
 
 // contains() reports whether a device is in one of the ranges of VFs. A device that is not a VF has no index, and is therefore in no range
 // of VFs.
 func (p pfRange) contains(d subject) bool {
-	return len(p.spans) == 0 || slices.ContainsFunc(p.spans, func(s [2]int) bool { return s[0] <= d.VFIndex && d.VFIndex <= s[1] })
+	return len(p.vfs) == 0 || slices.ContainsFunc(p.vfs, func(r vfconfig.Range) bool { return r.Has(d.VFIndex) })
 }
 
 // highestVF returns the highest VF number in the ranges, or -1 if there are no ranges.
 func (p pfRange) highestVF() int {
 	last := -1
-	for _, s := range p.spans {
-		last = max(last, s[1])
+	for _, r := range p.vfs {
+		last = max(last, r.To)
 	}
 	return last
 }

@@ -13,16 +13,17 @@ import (
 // Topology contains the NUMA node, the card and the PF of each device of a pool. Build a Topology once, and use it for many calls of
 // Prefer.
 type Topology struct {
-	rank     map[string]int // device ID to rank: sorted by the PF's address, then by VF index
-	ids      []string       // by rank
-	pfOf     []int          // by rank
-	pfs      []pfGroup
-	distance [][]int // between NUMA nodes, by index
+	*node
+	rank map[string]int // device ID to its place among all devices, by the PF's address and then by VF index
+	pfOf map[string]int // device ID to its PF in pfs
+	pfs  []pfGroup
 }
 
 // The type pfGroup is the group of all devices of one PF and one NUMA node in the pool. A device without a PF has its own group.
 type pfGroup struct {
-	node, root, card int // indexes
+	pf         pci.Address
+	node       int
+	root, card string
 }
 
 // The constant "unreachable" is the distance between two NUMA nodes if the firmware reports no distance. In the ACPI SLIT, this value means
@@ -31,31 +32,31 @@ const unreachable = 255
 
 // NewTopology returns the topology of the devices of a pool. NewTopology uses the PCI addresses of the devices as their IDs.
 func NewTopology(p Pool, s *pci.Snapshot) *Topology {
-	n := node{Snapshot: s}
-	t := &Topology{rank: map[string]int{}}
-	devices := slices.Clone(p.Devices)
-	slices.SortFunc(devices, compareRank)
-	nodes, roots, cards := indexMap[int]{}, indexMap[string]{}, indexMap[string]{}
-	ids := map[pfKey]int{}
-	for i, d := range devices {
-		key := pfKey{pfAddress(&d.Device), n.nodeOf(&d.Device)}
-		pf, ok := ids[key]
-		if !ok {
-			pf = len(t.pfs)
-			ids[key] = pf
-			root, card := n.failureDomains(&d.Device)
-			t.pfs = append(t.pfs, pfGroup{nodes.of(key.node), roots.of(root), cards.of(card)})
+	t := &Topology{node: &node{Snapshot: s}, rank: map[string]int{}, pfOf: map[string]int{}}
+	for i, d := range slices.SortedFunc(slices.Values(p.Devices), compareRank) {
+		g := pfGroup{pf: pfAddress(&d.Device), node: t.nodeOf(&d.Device)}
+		g.root, g.card = t.failureDomains(&d.Device)
+		pf := slices.Index(t.pfs, g)
+		if pf < 0 {
+			pf, t.pfs = len(t.pfs), append(t.pfs, g)
 		}
 		id := d.Address.String()
-		t.rank[id], t.ids, t.pfOf = i, append(t.ids, id), append(t.pfOf, pf)
+		t.rank[id], t.pfOf[id] = i, pf
 	}
-	t.sortNodes(&n, nodes)
 	return t
 }
 
-type pfKey struct {
-	pf   pci.Address
-	node int
+// sorted returns the different IDs of a list, unknown ones last.
+func (t *Topology) sorted(ids []string) []string {
+	place := func(id string) int {
+		if rank, ok := t.rank[id]; ok {
+			return rank
+		}
+		return len(t.rank)
+	}
+	return slices.Compact(slices.SortedFunc(slices.Values(ids), func(a, b string) int {
+		return cmp.Or(place(a)-place(b), strings.Compare(a, b))
+	}))
 }
 
 func pfAddress(d *pci.Device) pci.Address {
@@ -93,37 +94,8 @@ func (n *node) failureDomains(d *pci.Device) (root, card string) {
 	return cmp.Or(d.Root, slot), slot
 }
 
-// The type indexMap assigns numbers to keys in the order in which the keys are first used.
-type indexMap[T comparable] map[T]int
-
-func (x indexMap[T]) of(key T) int {
-	if _, ok := x[key]; !ok {
-		x[key] = len(x)
-	}
-	return x[key]
-}
-
-// sortNodes assigns an index to each NUMA node, in the order of the nodes' IDs. sortNodes also stores the distances between the nodes. Each
-// stored distance is the sum of the distances in both directions.
-func (t *Topology) sortNodes(n *node, nodes indexMap[int]) {
-	ids := make([]int, 0, len(nodes))
-	for id := range nodes {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	renumbered := make([]int, len(ids))
-	for i, id := range ids {
-		renumbered[nodes[id]] = i
-		row := make([]int, len(ids))
-		for j, other := range ids {
-			row[j] = n.nodeDistance(id, other) + n.nodeDistance(other, id)
-		}
-		t.distance = append(t.distance, row)
-	}
-	for i := range t.pfs {
-		t.pfs[i].node = renumbered[t.pfs[i].node]
-	}
-}
+// distance returns the sum of the distances between two NUMA nodes in both directions.
+func (n *node) distance(a, b int) int { return n.nodeDistance(a, b) + n.nodeDistance(b, a) }
 
 // nodeDistance returns the distance from one NUMA node to another in one direction.
 func (n *node) nodeDistance(from, to int) int {
