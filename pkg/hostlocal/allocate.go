@@ -159,6 +159,9 @@ func (a *allocation) exhausted(set RangeSet) error {
 // take takes addr and returns true, or returns false if addr is not free. An address without a lease that the node itself has, or to which
 // it has a route of its own, belongs to somebody else.
 func (a *allocation) take(addr netip.Addr) (bool, error) {
+	if _, reserved := a.l.reserved[addr]; reserved {
+		return false, nil
+	}
 	ok, err := a.l.createLease(addr, a.r.Attachment())
 	if !ok || err != nil {
 		return false, err

@@ -28,19 +28,20 @@ const (
 	maxProbed = 128
 )
 
-// markBoot brings the boot file up to date and sets l.since. The result lost is true if the folder had no boot file.
-func (l *leases) markBoot() (lost bool) {
+// markBoot sets l.since and brings the boot file up to date. If there is none, somebody may have emptied the folder, so markBoot restores
+// the leases of live pods. It writes the file last, and only if none is left, so that otherwise the next ADD or STATUS restores them.
+func (l *leases) markBoot() error {
 	since, content, err := boot(l.dir)
-	lost = strings.HasSuffix(content, takenOver)
-	if content != "" && err == nil {
+	if strings.HasSuffix(content, takenOver) {
+		err = l.restore()
+	}
+	if content != "" && err == nil && len(l.reserved) == 0 {
 		err = l.dir.Write(bootFile, []byte(content), 0o600)
 	}
-	if err != nil {
-		l.log.Warn("leases of an earlier boot are not recognised", "error", err)
-		return false
+	if err == nil {
+		l.since = since
 	}
-	l.since = since
-	return lost
+	return err
 }
 
 // takenOver ends the content of the boot file in the boot in which Podlace begins to use the folder.

@@ -30,6 +30,13 @@ type state struct {
 	Addresses  []netip.Prefix  `json:"addresses"`
 	IPAM       json.RawMessage `json:"ipam,omitempty"`
 	Unfinished bool            `json:"unfinished,omitempty"`
+	VFs        []leased        `json:"vfs,omitempty"`     // of sriov, each with its own leases
+	Chained    bool            `json:"chained,omitempty"` // they are in the folder of the network with ipam.ChainedSuffix
+}
+
+type leased struct {
+	Name      string         `json:"name"` // of the interface
+	Addresses []netip.Prefix `json:"addresses"`
 }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
@@ -44,11 +51,14 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		}
 	}
 	defer att.Close()
-	l, err := openForAdd(cfg.Dir, r)
+	l, err := openLeases(cfg.Dir, r.Network, r.Log, attachment.Waiting)
 	if err != nil {
 		return nil, err
 	}
 	defer l.close()
+	if err := l.markBoot(); err != nil {
+		r.Log.Warn("leases of an earlier boot are not recognised, and lost leases not restored", "error", err)
+	}
 	if att != nil {
 		if err := refuseSecond(r, att, l); err != nil {
 			return nil, err
@@ -160,7 +170,7 @@ const gcSlice = 256
 
 // gc releases the leases of attachments that are no longer valid, and then the records of host-local.
 func gc(r *plugin.Request) error {
-	attachment.ReportRestore(r, attachment.Waiting, restore(r.Network, r.Log, attachment.Waiting, r.Valid)) // before GC adds to Valid
+	attachment.ReportRestore(r, attachment.Waiting, restoreAll(r.Network, r.Log, r.Valid)) // before GC adds to Valid
 	dir := parseDir(r)
 	var names []netip.Addr
 	l, err := openExisting(dir, r)

@@ -30,31 +30,18 @@ const (
 
 // The type leases is the lease folder of a network. The folder is open and, except for readers, locked.
 type leases struct {
-	dir     *store.Dir
-	lock    *store.Lock
-	network string
-	log     *slog.Logger
-	since   time.Time // leases made before are of an earlier boot; zero if none is known to be, and in all verbs but ADD
+	dir      *store.Dir
+	lock     *store.Lock
+	network  string
+	log      *slog.Logger
+	since    time.Time                        // leases made before are of an earlier boot; zero if none is known to be
+	reserved map[netip.Addr]plugin.Attachment // lost leases of live pods that could not be restored
 }
 
 // openLeases locks the lease folder, and makes it if it is missing.
 func openLeases(path, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	return lockLeases(dir, err, network, log, locks)
-}
-
-// openForAdd locks the lease folder. If somebody has emptied the folder, openForAdd first creates the leases of live pods again, so that no
-// other pod gets their addresses.
-func openForAdd(path string, r *plugin.Request) (*leases, error) {
-	l, err := openLeases(path, r.Network, r.Log, attachment.Waiting)
-	if err != nil || !l.markBoot() {
-		return l, err
-	}
-	l.close()
-	if err := restore(r.Network, r.Log, attachment.Trying, nil); err != nil {
-		return nil, err
-	}
-	return openLeases(path, r.Network, r.Log, attachment.Waiting)
 }
 
 // openExisting locks the lease folder. If the network never had a lease, the error is fs.ErrNotExist.
@@ -122,7 +109,8 @@ func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
 	data, written, err := l.dir.ReadWritten(addr.String())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return lease{}, false
+		of, ok := l.reserved[addr]
+		return lease{addr: addr, of: of}, ok
 	case err != nil:
 		l.log.Warn("unreadable lease keeps its address", "lease", addr, "error", err)
 		return lease{addr: addr, of: plugin.Attachment{ContainerID: unreadable}}, true

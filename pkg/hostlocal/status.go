@@ -30,7 +30,7 @@ func status(r *plugin.Request) error {
 	if err := store.Writable(cfg.Dir); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
-	attachment.ReportRestore(r, attachment.Trying, restore(r.Network, r.Log, attachment.Trying, nil))
+	attachment.ReportRestore(r, attachment.Trying, restoreEmptied(cfg.Dir, r))
 	full, err := cfg.exhaustedSets(r)
 	if err != nil {
 		return err

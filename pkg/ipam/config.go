@@ -4,6 +4,11 @@ package ipam
 
 import "encoding/json"
 
+// A chained plugin appends ChainedSuffix to the network name under which it requests the leases of its VFs. Leases under the network name
+// without this suffix belong to the main plugin. GC of the main plugin would delete leases of VF interfaces, because the runtime does not
+// pass these interfaces to GC.
+const ChainedSuffix = ".vf"
+
 // Object returns the value of the key ipam in a configuration. DEL calls Object even if other parts of the configuration are invalid.
 func Object(config []byte) json.RawMessage {
 	var keys struct {

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// record writes a record of another plugin, or of host-local, for the interface eth0 of a container.
+func (l lab) record(name, id string, state map[string]any) {
+	l.Helper()
+	state["ipam"] = json.RawMessage("{" + l.ipam + "}")
+	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: l.network, ContainerID: id, IfName: "eth0", NetnsPath: l.netns})
+	kerneltest.Must(l.T, err, att.Save(state))
+	att.Close()
+}
+
+// TestPartlyRestored: while a verb holds an attachment, a wiped folder cannot get its lease back. No ADD takes its address meanwhile, and a
+// later ADD or STATUS restores it. Until then there is no boot file, so that a kill changes nothing.
+func TestPartlyRestored(t *testing.T) {
+	for _, verb := range []string{"ADD", "STATUS"} {
+		l := newLab(t, one)
+		for i, id := range []string{"a", "b", "c"} {
+			l.mustGive(id, fmt.Sprintf("10.1.2.%d/24", i+2))
+		}
+		before := l.leasesOf()
+		kerneltest.Must(t, os.RemoveAll(l.dir))
+		lock, err := attachment.Waiting.Key(attachment.Key{Network: l.network, ContainerID: "a", IfName: "eth0"})
+		kerneltest.Must(t, err)
+		l.ok(l.call("STATUS", "", ""))
+		l.mustGive("d", "10.1.2.5/24")
+		l.mustFail(l.call("ADD", "e", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "it is leased to container a, interface eth0")
+		if _, err := os.Lstat(filepath.Join(l.dir, bootFile)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a lease is missing, and the folder has a boot file: %v", err)
+		}
+		lock.Close()
+		l.ok(l.call(verb, "e", ""))
+		l.ok(l.call("DEL", "d", ""))
+		l.ok(l.call("DEL", "e", ""))
+		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
+			t.Errorf("after %s: %s", verb, diff)
+		}
+		if _, err := os.Lstat(filepath.Join(l.dir, bootFile)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestWipedFolderParallel: ADDs at once in a wiped folder take no address of a live pod.
+func TestWipedFolderParallel(t *testing.T) {
+	l := newLab(t, one)
+	for i := range 30 {
+		l.ok(l.call("ADD", fmt.Sprint("old", i), ""))
+	}
+	before := l.leasesOf()
+	for range 5 {
+		kerneltest.Must(t, os.RemoveAll(l.dir))
+		given, failed := l.addConcurrently(10)
+		l.mustBeDistinct(given)
+		if len(failed) > 0 {
+			t.Errorf("got %+v", failed)
+		}
+		for id := range given {
+			l.ok(l.call("DEL", id, ""))
+		}
+		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+}
+
+// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without addresses
+// change nothing, and the lease has the time of the record, so that the removal of a dead pod finds it.
+func TestRestoredLeases(t *testing.T) {
+	for _, verb := range []string{"STATUS", "GC", "reload"} {
+		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
+		l.record("host-local", "killed", map[string]any{"unfinished": true})
+		l.mustGive("a", "10.1.2.2/24 fd00::2/64")
+		l.mustGive("b", "10.1.2.3/24 fd00::3/64")
+		before := l.leasesOf()
+		kerneltest.Must(t, os.RemoveAll(l.dir))
+		if verb == "reload" {
+			kerneltest.Must(t, Restore(slog.New(slog.DiscardHandler)))
+		} else {
+			l.ok(l.call(verb, "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]`))
+		}
+		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
+			t.Errorf("%s: %s", verb, diff)
+		}
+		record, err := os.Stat(filepath.Join(store.Root, l.network, "host-local-"+attachment.Key{Network: l.network, ContainerID: "a", IfName: "eth0"}.Hash()))
+		kerneltest.Must(t, err)
+		lease, err := os.Stat(filepath.Join(l.dir, "fd00::2"))
+		kerneltest.Must(t, err)
+		if !lease.ModTime().Equal(record.ModTime()) {
+			t.Errorf("%s: the lease is of %v, its record of %v", verb, lease.ModTime(), record.ModTime())
+		}
+		for _, id := range []string{"a", "b"} {
+			l.ok(l.call("DEL", id, ""))
+		}
+		if left := l.leasesOf(); len(left) > 0 {
+			t.Errorf("left %v", left)
+		}
+	}
+}
+
+// TestRestoredVFs: the record of sriov has the addresses of each VF, whose leases are of its own interface.
+func TestRestoredVFs(t *testing.T) {
+	l := newLab(t, one)
+	vfs := []map[string]any{{"name": "eth0", "addresses": []string{"10.1.2.2/24"}}, {"name": "net1", "addresses": []string{"10.1.2.3/24"}}}
+	l.record("sriov", "a", map[string]any{"vfs": vfs})
+	l.mustGive("b", "10.1.2.4/24")
+	want := map[string]string{"10.1.2.2": `600 "a\r\neth0"`, "10.1.2.3": `600 "a\r\nnet1"`, "10.1.2.4": `600 "b\r\neth0"`}
+	if diff := cmp.Diff(want, l.leasesOf()); diff != "" {
+		t.Error(diff)
+	}
+	chained := l
+	chained.network, chained.dir = l.network+".vf", l.dir+".vf"
+	l.record("sriov", "c", map[string]any{"vfs": vfs, "chained": true})
+	chained.mustGive("d", "10.1.2.4/24")
+	want = map[string]string{"10.1.2.2": `600 "c\r\neth0"`, "10.1.2.3": `600 "c\r\nnet1"`, "10.1.2.4": `600 "d\r\neth0"`}
+	if diff := cmp.Diff(want, chained.leasesOf()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestStatusKeepsReleased: the reference plugin's DEL has removed a lease whose namespace and record still exist.
+func TestStatusKeepsReleased(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	kerneltest.Must(t, os.Remove(filepath.Join(l.dir, "10.1.2.2")))
+	l.ok(l.call("STATUS", "", ""))
+	if left := l.leasesOf(); len(left) > 0 {
+		t.Errorf("STATUS created %v", left)
+	}
+}
