@@ -156,8 +156,7 @@ func (a *allocation) exhausted(set RangeSet) error {
 		set.usage(a.taken), a.l.dir.Path())
 }
 
-// take takes addr and returns true, or returns false if addr is not free. An address without a lease that the node itself has, or to which
-// it has a route of its own, belongs to somebody else.
+// take takes addr and returns true, or returns false if addr is not free.
 func (a *allocation) take(addr netip.Addr) (bool, error) {
 	if _, reserved := a.l.reserved[addr]; reserved {
 		return false, nil
@@ -166,12 +165,19 @@ func (a *allocation) take(addr netip.Addr) (bool, error) {
 	if !ok || err != nil {
 		return false, err
 	}
-	if m, err := a.host.MatchRoute(addr); err == nil && m.Dst.IsSingleIP() {
+	if a.isForeign(addr) {
 		a.r.Log.Warn("the node has this address or a route to it alone, so it is not assigned", "address", addr)
 		return false, a.l.dir.Remove(addr.String())
 	}
 	a.mine = append(a.mine, addr)
 	return true, nil
+}
+
+// isForeign reports whether the node itself has an address, or a route to it alone. If no pod of this boot has a lease of it, it belongs to
+// somebody else.
+func (a *allocation) isForeign(addr netip.Addr) bool {
+	m, err := a.host.MatchRoute(addr)
+	return err == nil && m.Dst.IsSingleIP()
 }
 
 // pickRequest returns the address that the pod requests from the set, and the requests for other sets. pickRequest drops requests for the

@@ -97,11 +97,10 @@ func (l *leases) isRecorded(is lease) bool {
 	return len(records) > 0 && !others
 }
 
-// isFree reports whether the address of a lease may be taken: the lease is torn, or it is of an earlier boot and nobody answers for the
-// address on this node.
+// isFree reports whether the address of a lease may be taken: the lease is of an earlier boot, and nobody on this node has the address.
 func (a *allocation) isFree(is lease) (bool, error) {
-	if is.torn() || !a.l.isEarlier(is) {
-		return is.torn(), nil
+	if !a.l.isEarlier(is) || a.isForeign(is.addr) {
+		return false, nil
 	}
 	silent, err := a.host.Silent([]netip.Addr{is.addr}, probeTime)
 	return len(silent) > 0, err
@@ -120,7 +119,7 @@ func (a *allocation) reclaim(set RangeSet) (got netip.Addr, ok bool, err error) 
 	slices.SortStableFunc(all, func(a, b lease) int { return a.written.Compare(b.written) })
 	var old []netip.Addr
 	for _, is := range all {
-		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) {
+		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) || a.isForeign(is.addr) {
 			continue
 		}
 		if is.torn() {

@@ -85,11 +85,16 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// refuseSecond returns an error if the record names an address that is still leased to the attachment.
+// refuseSecond returns an error if the record names an address that is still leased to the attachment, or if it cannot be read, for example
+// because a newer version wrote it.
 func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) error {
 	var st state
-	if _, err := att.Load(&st); err != nil {
+	ok, err := att.Load(&st)
+	if err != nil {
 		return err
+	}
+	if !ok && attachment.Recorded(r) {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "%s has a record that cannot be read", r.ContainerID), "call DEL first")
 	}
 	for _, p := range st.Addresses {
 		if is, ok := l.read(p.Addr()); ok && owns(is.of, r.Attachment()) {
@@ -104,14 +109,19 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 // may be lost, and the runtime may have no result.
 func del(r *plugin.Request) error {
 	var att *attachment.Attachment // as in ADD
+	path := parseDir(r)
 	if r.LockFile == nil {
+		var st state
 		var err error
-		if att, _, _, err = attachment.Take[state](r); err != nil {
+		if att, st, _, err = attachment.Take[state](r); err != nil {
 			return err
+		}
+		if st.IPAM != nil { // dataDir may have changed since ADD
+			path = leaseDir(r.Network, dataDirOf(st.IPAM))
 		}
 	}
 	defer att.Close()
-	l, err := openExisting(parseDir(r), r)
+	l, err := openExisting(path, r)
 	if err == nil {
 		defer l.close()
 		err = l.releaseAll(r)

@@ -126,7 +126,7 @@ func (l *leases) names() ([]netip.Addr, error) {
 	}
 	var list []netip.Addr
 	for _, name := range names {
-		if addr, err := netip.ParseAddr(name); err == nil {
+		if addr, err := netip.ParseAddr(name); err == nil && addr.Zone() == "" && addr.String() == name {
 			list = append(list, addr)
 		}
 	}

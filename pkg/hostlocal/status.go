@@ -31,7 +31,7 @@ func status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
 	attachment.ReportRestore(r, attachment.Trying, restoreEmptied(cfg.Dir, r))
-	full, err := cfg.exhaustedSets(r)
+	full, err := cfg.exhaustedSets()
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,8 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 }
 
 // exhaustedSets describes the range sets that have no free address, and none that ADD could take from a pod of an earlier boot.
-func (c Config) exhaustedSets(r *plugin.Request) (full []string, err error) {
-	usage, err := c.usage(r)
+func (c Config) exhaustedSets() (full []string, err error) {
+	usage, err := c.usage()
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
@@ -68,7 +68,7 @@ func (c Config) exhaustedSets(r *plugin.Request) (full []string, err error) {
 	if len(usage) == 0 {
 		return nil, nil
 	}
-	l, all, _ := readLeases(c.Dir, r.Log) // without the boot file, no lease is of an earlier boot
+	l, all, _ := readLeases(c.Dir) // without the boot file, no lease is of an earlier boot
 	for _, u := range usage {
 		if !slices.ContainsFunc(all, func(is lease) bool { return l.isReusable(u.Set, is) }) {
 			full = append(full, fmt.Sprintf("%s: %s in %s", u.Set, u, c.Dir))
@@ -99,15 +99,15 @@ func ReadUsage(r *plugin.Request) ([]Usage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cfg.usage(r)
+	return cfg.usage()
 }
 
-func (c Config) usage(r *plugin.Request) (list []Usage, err error) {
+func (c Config) usage() (list []Usage, err error) {
 	var names []netip.Addr
 	dir, err := store.Open(c.Dir)
 	if err == nil {
 		defer dir.Close()
-		names, err = (&leases{dir: dir, log: r.Log}).names()
+		names, err = (&leases{dir: dir}).names()
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("lease folder: %w", err)

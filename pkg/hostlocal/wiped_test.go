@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -146,4 +147,67 @@ func TestStatusKeepsReleased(t *testing.T) {
 	if left := l.leasesOf(); len(left) > 0 {
 		t.Errorf("STATUS created %v", left)
 	}
+}
+
+// TestDelOfChangedFolder: DEL finds the lease in the folder of the record, although the configuration names another one.
+func TestDelOfChangedFolder(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	changed := l
+	changed.ipam = strings.Replace(l.ipam, filepath.Dir(l.dir), t.TempDir(), 1)
+	l.ok(changed.call("DEL", "a", ""))
+	if left := l.leasesOf(); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
+// TestNewerRecord: ADD keeps a record that it cannot read, for example of a newer version. DEL removes it and the lease.
+func TestNewerRecord(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	path := filepath.Join(store.Root, l.network, "host-local-"+attachment.Key{Network: l.network, ContainerID: "a", IfName: "eth0"}.Hash())
+	newer := []byte(`{"format":99}`)
+	kerneltest.Must(t, os.WriteFile(path, newer, 0o600))
+	a := l.call("ADD", "a", "")
+	l.mustFail(a, plugin.CodeAddressTaken, "record")
+	if data, err := os.ReadFile(path); string(data) != string(newer) || !strings.Contains(a.Detail, "call DEL first") {
+		t.Errorf("%s, %v; %+v", data, err, a)
+	}
+	l.ok(l.call("DEL", "a", ""))
+	if left := l.leasesOf(); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+	l.mustGive("a", "10.1.2.3/24")
+}
+
+// TestOddNames: a file counts as the lease of an address only if its name is the usual form of the address.
+func TestOddNames(t *testing.T) {
+	l := newLab(t, `"subnet":"fd00::/126","strictStatus":true`) // ::2 and ::3
+	l.put("fd00:0::3", "a\r\neth0")
+	l.put("fd00::2%eth0", "a\r\neth0")
+	l.ok(l.call("STATUS", "", ""))
+}
+
+// TestStatusIsSilent: STATUS of a full pool does not log a lease that it cannot read, since it runs every few seconds.
+func TestStatusIsSilent(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/30"`)
+	kerneltest.Must(t, os.MkdirAll(filepath.Join(l.dir, "10.1.2.2"), 0o755))
+	for range 2 {
+		a := l.call("STATUS", "", "")
+		l.ok(a)
+		if strings.Contains(a.log, "unreadable") {
+			t.Error(a.log)
+		}
+	}
+}
+
+// TestReclaimKeepsForeign: after a reboot, a route of length 32 says that somebody uses the address of an old lease.
+func TestReclaimKeepsForeign(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/30"`)
+	l.mustGive("a", "10.1.2.2/30")
+	l.reboot()
+	connect(t, "10.1.2.1/32", "10.9.9.9/32")
+	routeTo(t, "10.1.2.2/32")
+	l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
+	l.mustFail(l.call("ADD", "b", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "it is leased to container a")
 }
