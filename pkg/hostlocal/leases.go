@@ -28,7 +28,7 @@ const (
 	lastPrefix = "last_reserved_ip."
 )
 
-// The type leases is the lease folder of a network. The folder is open and, except for readers, locked.
+// leases is the lease folder of a network, open and, except for readers, locked.
 type leases struct {
 	dir      *store.Dir
 	lock     *store.Lock
@@ -74,8 +74,8 @@ func leaseContent(a plugin.Attachment) string { return a.ContainerID + "\r\n" + 
 // maxLease is the maximum size of a lease file in bytes. A container ID has 64 characters, and an interface name has at most 15.
 const maxLease = 1024
 
-// parseOwner parses the content of a lease file. Before version 0.7, the reference plugin wrote only the container ID to the file. For
-// invalid content, parseOwner returns an ID that no container has, so that the address counts as taken.
+// parseOwner parses the content of a lease file. Before version 0.7, the reference plugin wrote only the container ID. For invalid content,
+// it returns an ID that no container has, so that the address counts as taken.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	// leases of other plugins may contain interface names such as "default" or "a%b"
@@ -90,7 +90,7 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// The type lease is a lease file.
+// lease is a lease file.
 type lease struct {
 	addr    netip.Addr
 	of      plugin.Attachment
@@ -218,8 +218,8 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast stores the last assigned address. The next ADD begins its search after the last assigned address. setLast returns no error:
-// without the stored address, the next ADD begins its search at the first address of the set.
+// setLast stores the last assigned address, after which the next ADD begins its search. Without it, that begins at the first address, so an
+// error is only logged.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	if err := l.dir.Overwrite(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600); err != nil {
 		l.log.Warn("the next ADD begins its search at the first address", "error", err)

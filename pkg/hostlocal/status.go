@@ -16,9 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because addresses become free when
-// pods are deleted. With strictStatus in the configuration, an exhausted pool is an error. STATUS waits for no lock. It creates
-// lost leases of live pods again, and notes when a pool becomes exhausted or has free addresses again.
+// status returns an error only if no ADD can succeed. An exhausted pool is one only with strictStatus, because addresses become free when
+// pods are deleted.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -43,8 +42,8 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted writes one log line when range sets become exhausted, and one log line when they have free addresses again. For each pool of
-// a network, logExhausted stores in a file whether the pool was exhausted at the last call.
+// logExhausted writes one log line when range sets become exhausted, and one when they have free addresses again. A note for each pool
+// says which were exhausted at the last call.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)
@@ -93,7 +92,7 @@ func (u Usage) String() string {
 	return fmt.Sprintf("%d of %.0f addresses are leased", u.Leased, u.Size)
 }
 
-// ReadUsage returns the usage of each range set in a configuration. ReadUsage takes no lock.
+// ReadUsage returns the usage of each range set in a configuration. It takes no lock.
 func ReadUsage(r *plugin.Request) ([]Usage, error) {
 	cfg, err := Parse(r)
 	if err != nil {

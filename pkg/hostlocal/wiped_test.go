@@ -30,6 +30,11 @@ func (l lab) record(name, id string, state map[string]any) {
 	att.Close()
 }
 
+// recordOf returns the path of host-local's record of a container.
+func (l lab) recordOf(id string) string {
+	return filepath.Join(store.Root, l.network, "host-local-"+attachment.Key{Network: l.network, ContainerID: id, IfName: "eth0"}.Hash())
+}
+
 // TestPartlyRestored: while a verb holds an attachment, a wiped folder cannot get its lease back. No ADD takes its address meanwhile, and a
 // later ADD or STATUS restores it. Until then there is no boot file, so that a kill changes nothing.
 func TestPartlyRestored(t *testing.T) {
@@ -44,7 +49,8 @@ func TestPartlyRestored(t *testing.T) {
 		kerneltest.Must(t, err)
 		l.ok(l.call("STATUS", "", ""))
 		l.mustGive("d", "10.1.2.5/24")
-		l.mustFail(l.call("ADD", "e", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "it is leased to container a, interface eth0")
+		wish := l.call("ADD", "e", `"runtimeConfig":{"ips":["10.1.2.2"]}`)
+		l.mustFail(wish, plugin.CodeAddressTaken, "it is leased to container a, interface eth0")
 		if _, err := os.Lstat(filepath.Join(l.dir, bootFile)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("a lease is missing, and the folder has a boot file: %v", err)
 		}
@@ -102,7 +108,7 @@ func TestRestoredLeases(t *testing.T) {
 		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
 			t.Errorf("%s: %s", verb, diff)
 		}
-		record, err := os.Stat(filepath.Join(store.Root, l.network, "host-local-"+attachment.Key{Network: l.network, ContainerID: "a", IfName: "eth0"}.Hash()))
+		record, err := os.Stat(l.recordOf("a"))
 		kerneltest.Must(t, err)
 		lease, err := os.Stat(filepath.Join(l.dir, "fd00::2"))
 		kerneltest.Must(t, err)
@@ -165,7 +171,7 @@ func TestDelOfChangedFolder(t *testing.T) {
 func TestNewerRecord(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
-	path := filepath.Join(store.Root, l.network, "host-local-"+attachment.Key{Network: l.network, ContainerID: "a", IfName: "eth0"}.Hash())
+	path := l.recordOf("a")
 	newer := []byte(`{"format":99}`)
 	kerneltest.Must(t, os.WriteFile(path, newer, 0o600))
 	a := l.call("ADD", "a", "")
