@@ -180,7 +180,9 @@ const gcSlice = 256
 
 // gc releases the leases of attachments that are no longer valid, and then the records of host-local.
 func gc(r *plugin.Request) error {
-	attachment.ReportRestore(r, attachment.Waiting, restoreAll(r.Network, r.Log, r.Valid)) // before GC adds to Valid
+	attachment.ReportRestore(r, attachment.Waiting, restoreAll(r.Log, func(rec attachment.Record) bool {
+		return rec.Network == r.Network && r.Valid[rec.Attachment()]
+	})) // before GC adds to Valid
 	dir := parseDir(r)
 	var names []netip.Addr
 	l, err := openExisting(dir, r)

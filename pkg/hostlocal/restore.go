@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
@@ -20,21 +19,16 @@ import (
 
 // Restore creates the missing leases of all live attachments, for example after somebody has emptied a lease folder.
 func Restore(log *slog.Logger) error {
-	networks, err := attachment.Networks()
-	errs := []error{err}
-	for _, network := range networks {
-		errs = append(errs, restoreAll(network, log, nil))
-	}
-	return errors.Join(errs...)
+	return restoreAll(log, func(attachment.Record) bool { return true })
 }
 
-// restoreAll creates the missing leases of a network's attachments, of the valid ones if GC gives them.
-func restoreAll(network string, log *slog.Logger, valid map[plugin.Attachment]bool) error {
-	lost, err := unleased(network, "")
+// restoreAll creates the missing leases of the wanted attachments.
+func restoreAll(log *slog.Logger, wanted func(attachment.Record) bool) error {
+	lost, err := unleased("")
 	errs := []error{err}
 	for _, rec := range lost {
-		if valid == nil || valid[rec.Attachment()] {
-			errs = append(errs, restoreRecord(rec, log, nil))
+		if wanted(rec) {
+			errs = append(errs, restoreRecord(rec, log, attachment.Waiting, nil))
 		}
 	}
 	return errors.Join(errs...)
@@ -46,7 +40,7 @@ func restoreEmptied(path string, r *plugin.Request) error {
 	if _, err := os.Lstat(filepath.Join(path, bootFile)); err == nil {
 		return nil
 	}
-	lost, err := unleased(r.Network, path)
+	lost, err := unleased(path)
 	if len(lost) == 0 || err != nil {
 		return err
 	}
@@ -61,11 +55,11 @@ func restoreEmptied(path string, r *plugin.Request) error {
 // restore creates the missing leases of this folder. The addresses of attachments that another process has locked become reserved instead:
 // to wait for them under the lock of the folder would be a deadlock.
 func (l *leases) restore() error {
-	lost, err := unleased(l.network, l.dir.Path())
+	lost, err := unleased(l.dir.Path())
 	errs := []error{err}
 	l.reserved = map[netip.Addr]plugin.Attachment{}
 	for _, rec := range lost {
-		if err := restoreRecord(rec, l.log, l); err != nil {
+		if err := restoreRecord(rec, l.log, attachment.Trying, l); err != nil {
 			_, left := missing(rec)
 			for _, is := range left {
 				l.reserved[is.addr] = is.of
@@ -76,20 +70,13 @@ func (l *leases) restore() error {
 	return errors.Join(errs...)
 }
 
-// unleased returns the records of a network that lack a lease, only those of one lease folder if it is given.
-func unleased(network, path string) (lost []attachment.Record, err error) {
-	for _, of := range slices.Compact([]string{network, strings.TrimSuffix(network, ipam.ChainedSuffix)}) {
-		for _, kind := range []string{"bridge", "sriov", "host-local"} {
-			records, e := attachment.List(of, kind)
-			err = errors.Join(err, e)
-			for _, rec := range records {
-				if in, list := missing(rec); len(list) > 0 && (path == "" || path == in) {
-					lost = append(lost, rec)
-				}
-			}
-		}
-	}
-	return lost, err
+// unleased returns the records that lack a lease, only those of one lease folder if it is given.
+func unleased(path string) ([]attachment.Record, error) {
+	all, _, err := attachment.Scan()
+	return slices.DeleteFunc(all, func(rec attachment.Record) bool {
+		in, lost := missing(rec)
+		return len(lost) == 0 || path != "" && path != in
+	}), err
 }
 
 // missing returns the leases that a record lists and that have no file, and the path of their folder, if host-local assigned them. They get
@@ -114,12 +101,8 @@ func missing(rec attachment.Record) (path string, lost []lease) {
 	return path, lost
 }
 
-// restoreRecord creates the missing leases of a record. With the folder's lock, it does not wait for the lock of the attachment.
-func restoreRecord(listed attachment.Record, log *slog.Logger, l *leases) error {
-	locks := attachment.Waiting
-	if l != nil {
-		locks = attachment.Trying
-	}
+// restoreRecord creates the missing leases of a record, in l if the caller has locked the folder.
+func restoreRecord(listed attachment.Record, log *slog.Logger, locks attachment.Locker, l *leases) error {
 	att, rec, ok, err := attachment.Reopen[state](locks, listed.Key, listed.Plugin)
 	if err != nil || !ok {
 		return err
