@@ -149,9 +149,21 @@ func TestStatusKeepsReleased(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
 	kerneltest.Must(t, os.Remove(filepath.Join(l.dir, "10.1.2.2")))
-	l.ok(l.call("STATUS", "", ""))
-	if left := l.leasesOf(); len(left) > 0 {
-		t.Errorf("STATUS created %v", left)
+	opened := openCounts(t, filepath.Join(store.Root, l.network), func() { l.ok(l.call("STATUS", "", "")) })
+	if left := l.leasesOf(); len(left) > 0 || opened[filepath.Base(l.recordOf("a"))] > 0 {
+		t.Errorf("STATUS created %v, and opened %v", left, opened)
+	}
+}
+
+// TestGCRestoresValid: GC restores no lease that it would remove again.
+func TestGCRestoresValid(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	l.mustGive("b", "10.1.2.3/24")
+	kerneltest.Must(t, os.RemoveAll(l.dir))
+	log := l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]`).log
+	if !strings.Contains(log, "address=10.1.2.2") || strings.Contains(log, "address=10.1.2.3") {
+		t.Error(log)
 	}
 }
 
@@ -188,10 +200,12 @@ func TestNewerRecord(t *testing.T) {
 
 // TestOddNames: a file counts as the lease of an address only if its name is the usual form of the address.
 func TestOddNames(t *testing.T) {
-	l := newLab(t, `"subnet":"fd00::/126","strictStatus":true`) // ::2 and ::3
-	l.put("fd00:0::3", "a\r\neth0")
-	l.put("fd00::2%eth0", "a\r\neth0")
-	l.ok(l.call("STATUS", "", ""))
+	for _, name := range []string{"fd00:0::2", "fd00::2%eth0"} {
+		l := newLab(t, `"subnet":"fd00::/126","rangeStart":"fd00::2","strictStatus":true`)
+		l.put("fd00::3", "a\r\neth0")
+		l.put(name, "a\r\neth0")
+		l.ok(l.call("STATUS", "", ""))
+	}
 }
 
 // TestStatusIsSilent: STATUS of a full pool does not log a lease that it cannot read, since it runs every few seconds.
