@@ -90,12 +90,13 @@ func TestWipedFolderParallel(t *testing.T) {
 	}
 }
 
-// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without addresses
-// change nothing, and the lease has the time of the record, so that the removal of a dead pod finds it.
+// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without
+// addresses and of killed ADDs change nothing, and the lease has the time of the record, so that the removal of a dead pod finds it.
 func TestRestoredLeases(t *testing.T) {
 	for _, verb := range []string{"STATUS", "GC", "reload"} {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
-		l.record("host-local", "killed", map[string]any{"unfinished": true})
+		l.record("bridge", "killed", map[string]any{"unfinished": true, "addresses": []string{"10.1.2.9/24"}})
+		l.record("host-local", "none", map[string]any{})
 		l.mustGive("a", "10.1.2.2/24 fd00::2/64")
 		l.mustGive("b", "10.1.2.3/24 fd00::3/64")
 		before := l.leasesOf()
@@ -165,6 +166,17 @@ func TestGCRestoresValid(t *testing.T) {
 	if !strings.Contains(log, "address=10.1.2.2") || strings.Contains(log, "address=10.1.2.3") {
 		t.Error(log)
 	}
+}
+
+// TestRestoredFolder: ADD in another folder of the network does not get the leases that the first one lacks.
+func TestRestoredFolder(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	kerneltest.Must(t, os.RemoveAll(l.dir))
+	dir := t.TempDir()
+	other := labIn(t, l.netns, dir, one)
+	other.network, other.dir = l.network, filepath.Join(dir, l.network)
+	other.mustGive("b", "10.1.2.2/24")
 }
 
 // TestDelOfChangedFolder: DEL finds the lease in the folder of the record, although the configuration names another one.
