@@ -91,12 +91,15 @@ func TestWipedFolderParallel(t *testing.T) {
 }
 
 // TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without
-// addresses and of killed ADDs change nothing, and the lease has the time of the record, so that the removal of a dead pod finds it.
+// addresses, of killed ADDs and of dead pods change nothing, and the lease has the time of the record, so that the removal of a dead pod finds it.
 func TestRestoredLeases(t *testing.T) {
 	for _, verb := range []string{"STATUS", "GC", "reload"} {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
 		l.record("bridge", "killed", map[string]any{"unfinished": true, "addresses": []string{"10.1.2.9/24"}})
 		l.record("host-local", "none", map[string]any{})
+		dead := l
+		dead.netns = "/nonexistent"
+		dead.record("bridge", "dead", map[string]any{"addresses": []string{"10.1.2.9/24"}})
 		l.mustGive("a", "10.1.2.2/24 fd00::2/64")
 		l.mustGive("b", "10.1.2.3/24 fd00::3/64")
 		before := l.leasesOf()
