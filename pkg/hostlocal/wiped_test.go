@@ -90,8 +90,8 @@ func TestWipedFolderParallel(t *testing.T) {
 	}
 }
 
-// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without
-// addresses, of killed ADDs and of dead pods change nothing, and the lease has the time of the record, so that the removal of a dead pod finds it.
+// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without addresses, of
+// killed ADDs and of dead pods change nothing. The lease has the time of the record, so that the removal of a dead pod finds it.
 func TestRestoredLeases(t *testing.T) {
 	for _, verb := range []string{"STATUS", "GC", "reload"} {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
