@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attachment identifies an attachment: one interface of one container in one network. For each attachment, a plugin stores a record
-// of the changes that it made for the interface.
+// Package attachment identifies an attachment: one interface of one container in one network. Each plugin stores a record of what it
+// changed for the attachment.
 //
-// A record is a small JSON file: /run/podlace/<network>/<plugin>-<hash of the key>. A plugin writes the record before its first change. DEL
-// removes the state that the record lists, and ignores the current configuration. The folder of the records is on tmpfs, so a reboot
-// removes the records together with the kernel state that they describe.
+// A record is a small JSON file: /run/podlace/<network>/<plugin>-<hash of the key>. A plugin writes it before its first change, and DEL
+// removes what it lists, whatever the current configuration says. It is on tmpfs, so a reboot removes it together with the kernel state
+// that it describes.
 //
 // All code takes locks in the same order: attachment, network, node, VF (one at a time), host-local's lease folder, iptables.
 package attachment
@@ -47,8 +47,7 @@ type Key struct {
 // KeyOf returns the key of the attachment that a plugin request names.
 func KeyOf(r *plugin.Request) Key { return Key{r.Network, r.ContainerID, r.IfName} }
 
-// Hash returns 16 hexadecimal digits that identify the key. The hashed text consists of the parts of the key with '/' between them. No part
-// may contain '/', so different keys give different texts.
+// Hash returns 16 hexadecimal digits that identify the key. They are of its parts with '/' between them, which no part may contain.
 func (k Key) Hash() string {
 	sum := k.sum("")
 	return hex.EncodeToString(sum[:8])
@@ -58,8 +57,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset() returns the position of the attachment's lock, which is one byte in the network's lock file. All plugins of a chain use the same
-// lock. The shared lock delays no plugin, because a runtime runs the plugins of a chain one after the other.
+// offset returns the position of the attachment's lock, which is one byte in the network's lock file. The plugins of a chain share it, and
+// none waits for another, because a runtime runs one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -99,8 +98,7 @@ type Attachment struct {
 	saved  bool
 }
 
-// Open locks the attachment of the request r, so that no other plugin can change the attachment. Open also creates the folder for the
-// record.
+// Open locks the attachment of the request r, so that no other plugin can change it. It also creates the folder for the record.
 func Open(r *plugin.Request) (*Attachment, error) {
 	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
@@ -111,7 +109,7 @@ func Open(r *plugin.Request) (*Attachment, error) {
 
 func folder(network string) string { return filepath.Join(store.Root, network) }
 
-// Writable returns an error if no record can be created for a network. Writable only tests this, and creates no record.
+// Writable returns an error if no record can be created for a network. It creates none.
 func Writable(network string) error { return store.Writable(folder(network)) }
 
 // Close releases the lock.
@@ -122,8 +120,7 @@ func (a *Attachment) Close() {
 	}
 }
 
-// LockFile returns the lock file, which a child process should inherit. If this process is killed, a later DEL still waits for the child
-// process, because the child process holds the lock.
+// LockFile returns the lock file, which a child process should inherit: if this process is killed, a later DEL still waits for the child.
 func (a *Attachment) LockFile() *os.File {
 	if a == nil {
 		return nil
@@ -162,8 +159,8 @@ func (a *Attachment) Save(state any) error {
 	return nil
 }
 
-// SaveProgress saves the progress of a DEL in the record. The record keeps its modification time, which GC reads. SaveProgress only logs
-// errors, such as a full disk. Without the saved progress, the next DEL repeats some work.
+// SaveProgress saves the progress of a DEL in the record, which keeps its modification time, because GC reads it. Errors are only logged:
+// without the saved progress, the next DEL repeats some work.
 func (a *Attachment) SaveProgress(state any) {
 	written, err := a.dir.Written(a.file())
 	if err == nil {
@@ -177,8 +174,8 @@ func (a *Attachment) SaveProgress(state any) {
 	}
 }
 
-// Load decodes the state in the record. The first result is false if there is no record or if the record is unreadable. If the first result
-// is false, the caller computes the state from the key.
+// Load decodes the state in the record. The first result is false if there is none or it is unreadable, and the caller computes the state
+// from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err
@@ -222,7 +219,7 @@ func (a *Attachment) Remove() error {
 // Plugins returns the plugins that store records.
 func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov", "host-local"} }
 
-// RemoveWithLink deletes those records of the attachment whose field WithLink is true. The caller must have deleted the link before.
+// RemoveWithLink deletes the records of the attachment that have WithLink. The caller must have deleted the link before.
 func (a *Attachment) RemoveWithLink() error {
 	if a == nil {
 		return nil
@@ -341,8 +338,8 @@ func isNewer(err error) bool {
 }
 
 // ReferenceHash returns the hash that the reference plugins use in the names of chains and devices: the SHA-512 of network and container ID
-// in hexadecimal. The reference plugins do not hash the interface name, so two interfaces of one container get the same hash. Podlace
-// includes the interface name in the hash, except for eth0.
+// in hexadecimal. They do not hash the interface name, so two interfaces of one container get the same hash. Podlace includes the name,
+// except for eth0.
 func (k Key) ReferenceHash() string {
 	text := k.Network + k.ContainerID
 	if k.IfName != "eth0" {
@@ -352,9 +349,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes is for an attachment without a record. ReferenceHashes returns the hashes that the names of the attachment's chains and
-// devices may contain: Podlace's hash and the reference plugins' hash. For eth0, both hashes are equal. If the plugin has a record of the
-// container's eth0, ReferenceHashes returns only Podlace's hash, because the reference plugins' hash belongs to eth0.
+// ReferenceHashes returns the hashes that the names of chains and devices of an attachment without a record may contain: Podlace's and the
+// reference plugins', which are equal for eth0. If the plugin has a record of the container's eth0, it returns only Podlace's, because the
+// other belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if k == eth0 {
@@ -366,13 +363,12 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address. The MAC address is a hash of the key and of the argument `end`, which identifies
-// one end of the link.
+// MAC returns a locally administered unicast MAC address: a hash of the key and of the argument `end`, which names one end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC address. The MAC is a hash of the network's name and of the pod's first address. If
-// the next pod gets the same first address, the neighbour entries of other hosts for this address stay valid. The neighbour entries for the
-// pod's additional addresses may become wrong. The next pod with such an address may have another first address, and therefore another MAC.
+// AddressMAC returns a locally administered unicast MAC address: a hash of the network's name and of the pod's first address. If the next
+// pod gets the same first address, the neighbour entries of other hosts stay valid. Those for additional addresses may become wrong, since
+// the next pod with such an address may have another first one, and therefore another MAC.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

@@ -10,15 +10,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker determines what a process does if another process holds a lock: the process waits, or it fails at once.
+// Locker determines what a process does if another one holds a lock: it waits, or it fails at once.
 type Locker int
 
 const (
-	// Waiting means that the process waits until the other process releases the lock. All verbs except STATUS use the value Waiting.
+	// Waiting means that the process waits until the other process releases the lock.
 	Waiting Locker = iota
 
-	// Trying means that the process fails at once if another process holds the lock. Only STATUS uses it: it restores lost rules and limits,
-	// skips what a held lock protects, and tries again the next time.
+	// Trying means that the process fails at once. STATUS uses it, and ADD in an emptied lease folder: they restore what is lost, skip what a
+	// held lock protects, and try again the next time.
 	Trying
 )
 
@@ -43,7 +43,7 @@ func (l Locker) within(most time.Duration) time.Duration {
 	return most
 }
 
-// Tolerate returns nil if l is Trying and err means that another process holds the lock. Tolerate returns any other error unchanged.
+// Tolerate returns nil if l is Trying and err means that another process holds the lock, and any other error unchanged.
 func (l Locker) Tolerate(err error) error {
 	if l == Trying && plugin.Code(err) == plugin.CodeTryAgain {
 		return nil
@@ -51,7 +51,7 @@ func (l Locker) Tolerate(err error) error {
 	return err
 }
 
-// Node acquires a lock on state that the pods of all networks share. The argument `what` is a name for this state, for example "guards".
+// Node acquires a lock on state that the pods of all networks share. The argument `what` is a name for this state, for example "bridges".
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -70,8 +70,8 @@ func (l Locker) File(dir *store.Dir, name string, mode fs.FileMode) (*store.Lock
 	return dir.Lock(l.within(store.LockTimeout), name, mode)
 }
 
-// Key acquires the lock of an attachment. While the lock is held, no other plugin changes the attachment. If the key contains only a
-// network, Key acquires the network's lock. The network must have a folder of records.
+// Key acquires the lock of an attachment, so that no other plugin changes it. If the key contains only a network, that is the network's
+// lock. The network must have a folder of records.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {

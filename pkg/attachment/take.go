@@ -10,9 +10,9 @@ import (
 )
 
 // Take locks the attachment that the DEL request r identifies, and returns the recorded state. The third result is false if there is no
-// record. The lock is taken even without a record, so that DEL does not remove the changes of a concurrent ADD. The caller removes the
-// attachment's state, calls Remove, and closes the attachment. If the network has no folder of records, the first result is nil. Close,
-// Remove and RemoveWithLink do nothing for a nil attachment.
+// record. The lock is taken even without one, so that DEL does not remove the changes of a concurrent ADD. The caller removes the
+// attachment's state, calls Remove, and closes the attachment. If the network has no folder of records, the first result is nil, for which
+// Close, Remove and RemoveWithLink are no-ops.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](Waiting, r, KeyOf(r))
 	return att, rec.State, found, err
@@ -70,7 +70,7 @@ func StateOf[T any](rec Record) (st T, err error) {
 	return st, err
 }
 
-// States decodes the states in the records that List or AllOf returned. States leaves out a record whose state has another format.
+// States decodes the states in the records that List or AllOf returned. It leaves out a record whose state has another format.
 func States[T any](records []Record, err error) ([]Of[T], error) {
 	var all []Of[T]
 	for _, rec := range records {

@@ -16,10 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// maxMisses is the number of taken addresses that the plugin meets before it reads the list of files in the lease folder once.
+// maxMisses is the number of taken addresses that ADD meets before it lists the lease folder once.
 const maxMisses = 16
 
-// The type allocation holds the data of one running ADD.
+// allocation is one running ADD.
 type allocation struct {
 	r      *plugin.Request
 	l      *leases
@@ -72,9 +72,8 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// allocateOne takes an address from the set. If the pod requests an address of this set, allocateOne takes the requested address.
-// Otherwise, allocateOne takes the next free address after the last assigned address. allocateOne also returns the requests that it did not
-// use, because they may be for other sets.
+// allocateOne takes an address from the set: the one that the pod requests, or else the next free one after the last assigned address. It
+// also returns the requests that it did not use, because they may be for other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr
@@ -156,14 +155,16 @@ func (a *allocation) exhausted(set RangeSet) error {
 		set.usage(a.taken), a.l.dir.Path())
 }
 
-// take takes addr and returns true, or returns false if addr is not free. An address without a lease that the node itself has, or to which
-// it has a route of its own, belongs to somebody else.
+// take takes addr and returns true, or returns false if addr is not free.
 func (a *allocation) take(addr netip.Addr) (bool, error) {
+	if _, reserved := a.l.reserved[addr]; reserved {
+		return false, nil
+	}
 	ok, err := a.l.createLease(addr, a.r.Attachment())
 	if !ok || err != nil {
 		return false, err
 	}
-	if m, err := a.host.MatchRoute(addr); err == nil && m.Dst.IsSingleIP() {
+	if a.isForeign(addr) {
 		a.r.Log.Warn("the node has this address or a route to it alone, so it is not assigned", "address", addr)
 		return false, a.l.dir.Remove(addr.String())
 	}
@@ -171,8 +172,15 @@ func (a *allocation) take(addr netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// pickRequest returns the address that the pod requests from the set, and the requests for other sets. pickRequest drops requests for the
-// same set from sources of lower precedence.
+// isForeign reports whether the node itself has an address, or a route to it alone. If no pod of this boot has a lease of it, it belongs to
+// somebody else.
+func (a *allocation) isForeign(addr netip.Addr) bool {
+	m, err := a.host.MatchRoute(addr)
+	return err == nil && m.Dst.IsSingleIP()
+}
+
+// pickRequest returns the address that the pod requests from the set, and the requests for other sets. Requests for the same set from
+// sources of lower precedence are dropped.
 func pickRequest(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
 	rank := -1
 	for _, q := range requests {

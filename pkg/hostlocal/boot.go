@@ -28,19 +28,20 @@ const (
 	maxProbed = 128
 )
 
-// markBoot brings the boot file up to date and sets l.since. The result lost is true if the folder had no boot file.
-func (l *leases) markBoot() (lost bool) {
+// markBoot sets l.since and brings the boot file up to date. If there is none, somebody may have emptied the folder, so markBoot restores
+// the leases of live pods. It writes the file last, and only if none is left, so that otherwise the next ADD or STATUS restores them.
+func (l *leases) markBoot() error {
 	since, content, err := boot(l.dir)
-	lost = strings.HasSuffix(content, takenOver)
-	if content != "" && err == nil {
+	if strings.HasSuffix(content, takenOver) {
+		err = l.restore()
+	}
+	if content != "" && err == nil && len(l.reserved) == 0 {
 		err = l.dir.Write(bootFile, []byte(content), 0o600)
 	}
-	if err != nil {
-		l.log.Warn("leases of an earlier boot are not recognised", "error", err)
-		return false
+	if err == nil {
+		l.since = since
 	}
-	l.since = since
-	return lost
+	return err
 }
 
 // takenOver ends the content of the boot file in the boot in which Podlace begins to use the folder.
@@ -96,11 +97,10 @@ func (l *leases) isRecorded(is lease) bool {
 	return len(records) > 0 && !others
 }
 
-// isFree reports whether the address of a lease may be taken: the lease is torn, or it is of an earlier boot and nobody answers for the
-// address on this node.
+// isFree reports whether the address of a lease may be taken: the lease is of an earlier boot, and nobody on this node has the address.
 func (a *allocation) isFree(is lease) (bool, error) {
-	if is.torn() || !a.l.isEarlier(is) {
-		return is.torn(), nil
+	if !a.l.isEarlier(is) || a.isForeign(is.addr) {
+		return false, nil
 	}
 	silent, err := a.host.Silent([]netip.Addr{is.addr}, probeTime)
 	return len(silent) > 0, err
@@ -119,7 +119,7 @@ func (a *allocation) reclaim(set RangeSet) (got netip.Addr, ok bool, err error) 
 	slices.SortStableFunc(all, func(a, b lease) int { return a.written.Compare(b.written) })
 	var old []netip.Addr
 	for _, is := range all {
-		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) {
+		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) || a.isForeign(is.addr) {
 			continue
 		}
 		if is.torn() {

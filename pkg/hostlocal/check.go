@@ -11,9 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// check() compares the leases with prevResult. Each address in the configured ranges must be leased to this attachment. The configured
-// ranges may contain keywords that stand for the node's CIDRs. If the node's CIDRs are unknown, check() does not know the configured
-// ranges. In this case, at least one address in prevResult must have a lease, and each such lease must belong to this attachment.
+// check compares the leases with prevResult: each address in the configured ranges must be leased to this attachment. While the node's
+// CIDRs are unknown, the ranges may be too. Then one address needs a lease, and no lease may be another attachment's.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	unknown := errors.Is(err, errNoPodCIDR)

@@ -10,12 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns a list of valid but misleading keys of the object "ipam". A misleading key either has no effect, or its name suggests
-// another effect. Findings does no I/O.
+// Findings returns the valid but misleading keys of the object "ipam": those without effect, or whose name suggests another one. It does no
+// I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
-// Subnets returns the subnets in a configuration. Subnets omits each subnet that is invalid or unknown. The argument podCIDRs contains the
-// node's CIDRs. Subnets does no I/O.
+// Subnets returns the subnets in a configuration that are valid and known. The argument podCIDRs contains the node's CIDRs. It does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

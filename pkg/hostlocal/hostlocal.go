@@ -30,6 +30,13 @@ type state struct {
 	Addresses  []netip.Prefix  `json:"addresses"`
 	IPAM       json.RawMessage `json:"ipam,omitempty"`
 	Unfinished bool            `json:"unfinished,omitempty"`
+	VFs        []leased        `json:"vfs,omitempty"`     // of sriov, each with its own leases
+	Chained    bool            `json:"chained,omitempty"` // they are in the folder of the network with ipam.ChainedSuffix
+}
+
+type leased struct {
+	Name      string         `json:"name"` // of the interface
+	Addresses []netip.Prefix `json:"addresses"`
 }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
@@ -44,11 +51,14 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		}
 	}
 	defer att.Close()
-	l, err := openForAdd(cfg.Dir, r)
+	l, err := openLeases(cfg.Dir, r.Network, r.Log, attachment.Waiting)
 	if err != nil {
 		return nil, err
 	}
 	defer l.close()
+	if err := l.markBoot(); err != nil {
+		r.Log.Warn("leases of an earlier boot are not recognised, and lost leases not restored", "error", err)
+	}
 	if att != nil {
 		if err := refuseSecond(r, att, l); err != nil {
 			return nil, err
@@ -75,11 +85,16 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// refuseSecond returns an error if the record names an address that is still leased to the attachment, or may be.
+// refuseSecond returns an error if the record names an address that is still leased to the attachment, or may be, or if the record cannot be
+// read, for example because a newer version wrote it.
 func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) error {
 	var st state
-	if _, err := att.Load(&st); err != nil {
+	ok, err := att.Load(&st)
+	if err != nil {
 		return err
+	}
+	if !ok && attachment.Recorded(r) {
+		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "%s has a record that cannot be read", r.ContainerID), "call DEL first")
 	}
 	for _, p := range st.Addresses {
 		if is, ok := l.read(p.Addr()); ok && (is.unread != nil || owns(is.of, r.Attachment())) {
@@ -94,14 +109,19 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 // may be lost, and the runtime may have no result.
 func del(r *plugin.Request) error {
 	var att *attachment.Attachment // as in ADD
+	path := parseDir(r)
 	if r.LockFile == nil {
+		var st state
 		var err error
-		if att, _, _, err = attachment.Take[state](r); err != nil {
+		if att, st, _, err = attachment.Take[state](r); err != nil {
 			return err
+		}
+		if st.IPAM != nil { // dataDir may have changed since ADD
+			path = leaseDir(r.Network, dataDirOf(st.IPAM))
 		}
 	}
 	defer att.Close()
-	l, err := openExisting(parseDir(r), r)
+	l, err := openExisting(path, r)
 	if err == nil {
 		defer l.close()
 		err = l.releaseAll(r)
@@ -160,7 +180,9 @@ const gcSlice = 256
 
 // gc releases the leases of attachments that are no longer valid, and then the records of host-local.
 func gc(r *plugin.Request) error {
-	attachment.ReportRestore(r, attachment.Waiting, restore(r.Network, r.Log, attachment.Waiting, r.Valid)) // before GC adds to Valid
+	attachment.ReportRestore(r, attachment.Waiting, restoreAll(r.Log, func(rec attachment.Record) bool {
+		return rec.Network == r.Network && r.Valid[rec.Attachment()]
+	})) // before GC adds to Valid
 	dir := parseDir(r)
 	var names []netip.Addr
 	l, err := openExisting(dir, r)

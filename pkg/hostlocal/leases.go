@@ -30,33 +30,20 @@ const (
 	lastPrefix = "last_reserved_ip."
 )
 
-// The type leases is the lease folder of a network. The folder is open and, except for readers, locked.
+// leases is the lease folder of a network, open and, except for readers, locked.
 type leases struct {
-	dir     *store.Dir
-	lock    *store.Lock
-	network string
-	log     *slog.Logger
-	since   time.Time // leases made before are of an earlier boot; zero if none is known to be, and in all verbs but ADD
+	dir      *store.Dir
+	lock     *store.Lock
+	network  string
+	log      *slog.Logger
+	since    time.Time                        // leases made before are of an earlier boot; zero if none is known to be
+	reserved map[netip.Addr]plugin.Attachment // lost leases of live pods that could not be restored
 }
 
 // openLeases locks the lease folder, and makes it if it is missing.
 func openLeases(path, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
 	return lockLeases(dir, err, network, log, locks)
-}
-
-// openForAdd locks the lease folder. If somebody has emptied the folder, openForAdd first creates the leases of live pods again, so that no
-// other pod gets their addresses.
-func openForAdd(path string, r *plugin.Request) (*leases, error) {
-	l, err := openLeases(path, r.Network, r.Log, attachment.Waiting)
-	if err != nil || !l.markBoot() {
-		return l, err
-	}
-	l.close()
-	if err := restore(r.Network, r.Log, attachment.Trying, nil); err != nil {
-		return nil, err
-	}
-	return openLeases(path, r.Network, r.Log, attachment.Waiting)
 }
 
 // openExisting locks the lease folder. If the network never had a lease, the error is fs.ErrNotExist.
@@ -89,8 +76,8 @@ func leaseContent(a plugin.Attachment) string { return a.ContainerID + "\r\n" + 
 // maxLease is the maximum size of a lease file in bytes. A container ID has 64 characters, and an interface name has at most 15.
 const maxLease = 1024
 
-// parseOwner parses the content of a lease file. Before version 0.7, the reference plugin wrote only the container ID to the file. For
-// invalid content, parseOwner returns an ID that no container has, so that the address counts as taken.
+// parseOwner parses the content of a lease file. Before version 0.7, the reference plugin wrote only the container ID. For invalid content,
+// it returns an ID that no container has, so that the address counts as taken.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	// leases of other plugins may contain interface names such as "default" or "a%b"
@@ -105,7 +92,7 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// The type lease is a lease file.
+// lease is a lease file.
 type lease struct {
 	addr    netip.Addr
 	of      plugin.Attachment
@@ -125,7 +112,8 @@ func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
 	data, written, err := l.dir.ReadWritten(addr.String())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return lease{}, false
+		of, ok := l.reserved[addr]
+		return lease{addr: addr, of: of}, ok
 	case err != nil:
 		l.log.Warn("unreadable lease keeps its address", "lease", addr, "error", err)
 		if errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
@@ -144,7 +132,7 @@ func (l *leases) names() ([]netip.Addr, error) {
 	}
 	var list []netip.Addr
 	for _, name := range names {
-		if addr, err := netip.ParseAddr(name); err == nil {
+		if addr, err := netip.ParseAddr(name); err == nil && addr.Zone() == "" && addr.String() == name {
 			list = append(list, addr)
 		}
 	}
@@ -236,8 +224,8 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast stores the last assigned address. The next ADD begins its search after the last assigned address. setLast returns no error:
-// without the stored address, the next ADD begins its search at the first address of the set.
+// setLast stores the last assigned address, after which the next ADD begins its search. Without it, that begins at the first address, so an
+// error is only logged.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	if err := l.dir.Overwrite(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600); err != nil {
 		l.log.Warn("the next ADD begins its search at the first address", "error", err)

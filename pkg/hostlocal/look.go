@@ -20,10 +20,9 @@ type Lease struct {
 	Written   time.Time // time of the newest file
 }
 
-// Leases reads a lease folder. Leases takes no lock and changes nothing. An attachment whose lease has the old format has no interface
-// name.
+// Leases reads a lease folder. It takes no lock and changes nothing. An attachment whose lease has the old format has no interface name.
 func Leases(path string) (map[plugin.Attachment]Lease, error) {
-	l, all, err := readLeases(path, slog.New(slog.DiscardHandler))
+	l, all, err := readLeases(path)
 	found := map[plugin.Attachment]Lease{}
 	for _, is := range all {
 		if is.torn() {
@@ -40,14 +39,15 @@ func Leases(path string) (map[plugin.Attachment]Lease, error) {
 	return found, ignoreMissing(err)
 }
 
-// readLeases reads all leases of a folder, which it closes again, and when this boot began to use the folder.
-func readLeases(path string, log *slog.Logger) (l *leases, all []lease, err error) {
+// readLeases reads all leases of a folder, which it closes again, and when this boot began to use the folder. It logs nothing, because
+// STATUS calls it every few seconds.
+func readLeases(path string) (l *leases, all []lease, err error) {
 	dir, err := store.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer dir.Close()
-	l = &leases{dir: dir, network: filepath.Base(path), log: log}
+	l = &leases{dir: dir, network: filepath.Base(path), log: slog.New(slog.DiscardHandler)}
 	l.since, _, err = boot(dir)
 	all, unread := l.all()
 	return l, all, errors.Join(err, unread)

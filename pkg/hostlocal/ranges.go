@@ -62,8 +62,7 @@ func parseRange(raw rawRange) (Range, error) {
 	return r, r.forPods()
 }
 
-// forPods returns an error if pods cannot use the addresses of the subnet. forPods also returns an error if no host can have the address of
-// the gateway.
+// forPods returns an error if pods cannot use the addresses of the subnet, or if no host can have the address of the gateway.
 func (r Range) forPods() error {
 	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
 		return plugin.KeyErrorf("subnet", "ipam subnet %s: has no addresses for pods", r.Subnet)
@@ -131,7 +130,7 @@ func (s RangeSet) String() string {
 	return strings.Join(parts, ",")
 }
 
-// find() returns the range that contains addr.
+// find returns the range that contains addr.
 func (s RangeSet) find(addr netip.Addr) (Range, bool) {
 	for _, r := range s {
 		if r.Contains(addr) {
@@ -163,9 +162,8 @@ func checkSets(sets []RangeSet) error {
 	return nil
 }
 
-// startingAfter yields each address of the set, but no gateways. startingAfter starts with the address after the
-// argument "begin". After the last address of the set, startingAfter continues with the first address, and ends with begin. If begin is not
-// in the set, startingAfter starts with the first address of the set.
+// startingAfter yields each address of the set but the gateways: from the one after begin to the last, and then from the first to begin. If
+// begin is not in the set, it starts with the first.
 func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		at, first, stop := 0, s[0].Start, netip.Addr{}
@@ -192,7 +190,7 @@ func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq[netip.Addr] {
 	}
 }
 
-// count() returns the number of addresses that the plugin can assign from the set. count() rounds numbers above 2^53.
+// count returns the number of addresses that the plugin can assign from the set. Numbers above 2^53 are rounded.
 func (s RangeSet) count() (total float64) {
 	for _, r := range s {
 		start, end := r.Start.As16(), r.End.As16()

@@ -11,12 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
-	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -191,70 +189,21 @@ func connect(t *testing.T, node, address string) {
 	})
 }
 
+// routeTo adds a route through the link of connect.
+func routeTo(t *testing.T, dst string) {
+	t.Helper()
+	link, err := netlink.LinkByName("probe0")
+	kerneltest.Must(t, err)
+	kerneltest.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst))}))
+}
+
 // TestForeignAddress: ADD skips an address that the node has itself, or to which it has a route of its own.
 func TestForeignAddress(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/24","gateway":"10.1.2.254"`)
 	connect(t, "10.1.2.1/32", "10.9.9.9/32")
-	link, err := netlink.LinkByName("probe0")
-	dst := kernel.IPNet(netip.MustParsePrefix("10.1.2.2/32"))
-	kerneltest.Must(t, err, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst}))
+	routeTo(t, "10.1.2.2/32")
 	l.mustGive("a", "10.1.2.3/24")
 	for _, addr := range []string{"10.1.2.1", "10.1.2.2"} {
 		l.mustFail(l.call("ADD", "b", `"runtimeConfig":{"ips":["`+addr+`"]}`), plugin.CodeAddressTaken, "the node has it or a route to it")
-	}
-}
-
-// TestPartlyRestored: a lease that cannot be restored at once, because a verb holds its attachment, is restored later, and no ADD takes its
-// address meanwhile.
-func TestPartlyRestored(t *testing.T) {
-	l := newLab(t, `"subnet":"10.1.2.0/24"`)
-	for i, id := range []string{"a", "b", "c"} {
-		l.mustGive(id, fmt.Sprintf("10.1.2.%d/24", i+2))
-		time.Sleep(20 * time.Millisecond) // records get different times
-	}
-	before := l.leasesOf()
-	for _, held := range []string{"a", "b", "c"} {
-		kerneltest.Must(t, os.RemoveAll(l.dir))
-		key := attachment.Key{Network: l.network, ContainerID: held, IfName: "eth0"}
-		lock, err := attachment.Waiting.Key(key)
-		kerneltest.Must(t, err)
-		l.ok(l.call("STATUS", "", ""))
-		lock.Close()
-		l.ok(l.call("STATUS", "", ""))
-		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
-			t.Errorf("%s was held: %s", held, diff)
-		}
-	}
-	kerneltest.Must(t, os.RemoveAll(l.dir))
-	l.mustGive("d", "10.1.2.5/24")
-	kerneltest.Must(t, os.Remove(filepath.Join(l.dir, "10.1.2.3")))
-	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"},`+
-		`{"containerID":"c","ifname":"eth0"},{"containerID":"d","ifname":"eth0"}]`))
-	if len(l.leasesOf()) != 4 {
-		t.Errorf("GC left %v", l.leasesOf())
-	}
-}
-
-// TestRestoredLeases: STATUS and GC create the missing leases of live attachments.
-func TestRestoredLeases(t *testing.T) {
-	for _, verb := range []string{"STATUS", "GC"} {
-		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
-		l.mustGive("a", "10.1.2.2/24 fd00::2/64")
-		l.mustGive("b", "10.1.2.3/24 fd00::3/64")
-		before := l.leasesOf()
-		if err := os.RemoveAll(l.dir); err != nil {
-			t.Fatal(err)
-		}
-		a := l.call(verb, "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]`)
-		l.ok(a)
-		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
-			t.Errorf("%s: %s\n%s", verb, diff, a.log)
-		}
-		for _, id := range []string{"a", "b"} {
-			l.ok(l.call("DEL", id, ""))
-		}
-		if left := l.leasesOf(); len(left) > 0 {
-			t.Errorf("left %v", left)
-		}
 	}
 }

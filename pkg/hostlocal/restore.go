@@ -17,85 +17,116 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore creates the missing leases of all live attachments, except for those of VFs, for example after somebody has emptied a lease
-// folder.
+// Restore creates the missing leases of all live attachments, for example after somebody has emptied a lease folder.
 func Restore(log *slog.Logger) error {
-	networks, err := attachment.Networks()
+	return restoreAll(log, func(attachment.Record) bool { return true })
+}
+
+// restoreAll creates the missing leases of the wanted attachments.
+func restoreAll(log *slog.Logger, wanted func(attachment.Record) bool) error {
+	lost, err := unleased("")
 	errs := []error{err}
-	for _, network := range networks {
-		errs = append(errs, restore(network, log, attachment.Waiting, nil))
-	}
-	return errors.Join(errs...)
-}
-
-// restore creates the missing leases of a network's attachments, of the valid ones if GC gives them. Where it does not wait for locks, it
-// ends at once if the oldest attachment has its leases, because who empties a folder takes all leases. Therefore, it creates those of the
-// oldest one last, and only after all others.
-func restore(network string, log *slog.Logger, locks attachment.Locker, valid map[plugin.Attachment]bool) error {
-	var errs []error
-	for _, kind := range []string{"bridge", "host-local"} {
-		var lost []attachment.Record
-		for rec := range attachment.OldestIn(network, kind) {
-			if valid != nil && !valid[rec.Attachment()] {
-				continue
-			}
-			if len(missing(rec)) > 0 {
-				lost = append(lost, rec)
-			} else if len(lost) == 0 && locks == attachment.Trying {
-				break
-			}
-		}
-		failed := false
-		for i, rec := range slices.Backward(lost) {
-			if i == 0 && failed {
-				break
-			}
-			err := restoreLeases(rec, log, locks)
-			failed = failed || err != nil
-			errs = append(errs, locks.Tolerate(err))
+	for _, rec := range lost {
+		if wanted(rec) {
+			errs = append(errs, restoreRecord(rec, log, attachment.Waiting, nil))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// missing returns the addresses in a record that have no lease file, if host-local assigned them.
-func missing(rec attachment.Record) (lost []netip.Addr) {
-	dir, ok := leaseDirOf(rec)
-	for _, p := range rec.Addresses() {
-		if _, err := os.Lstat(filepath.Join(dir, p.Addr().String())); ok && errors.Is(err, fs.ErrNotExist) {
-			lost = append(lost, p.Addr())
-		}
+// restoreEmptied is the restoration of STATUS, which waits for no lock, and only of a folder without a boot file: another program's DEL may
+// have removed a single lease just before its namespace.
+func restoreEmptied(path string, r *plugin.Request) error {
+	if _, err := os.Lstat(filepath.Join(path, bootFile)); err == nil {
+		return nil
 	}
-	return lost
+	lost, err := unleased(path)
+	if len(lost) == 0 || err != nil {
+		return err
+	}
+	l, err := openLeases(path, r.Network, r.Log, attachment.Trying)
+	if err != nil {
+		return attachment.Trying.Tolerate(err)
+	}
+	defer l.close()
+	return l.markBoot()
 }
 
-func restoreLeases(listed attachment.Record, log *slog.Logger, locks attachment.Locker) error {
+// restore creates the missing leases of this folder. The addresses of attachments that another process has locked become reserved instead:
+// to wait for them under the lock of the folder would be a deadlock.
+func (l *leases) restore() error {
+	lost, err := unleased(l.dir.Path())
+	errs := []error{err}
+	l.reserved = map[netip.Addr]plugin.Attachment{}
+	for _, rec := range lost {
+		if err := restoreRecord(rec, l.log, attachment.Trying, l); err != nil {
+			_, left := missing(rec)
+			for _, is := range left {
+				l.reserved[is.addr] = is.of
+			}
+			errs = append(errs, attachment.Trying.Tolerate(err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unleased returns the records that lack a lease, only those of one lease folder if it is given.
+func unleased(path string) ([]attachment.Record, error) {
+	all, _, err := attachment.Scan()
+	return slices.DeleteFunc(all, func(rec attachment.Record) bool {
+		in, lost := missing(rec)
+		return len(lost) == 0 || path != "" && path != in
+	}), err
+}
+
+// missing returns the leases that a record lists and that have no file, and the path of their folder, if host-local assigned them. They get
+// the time of the record, since DEL of a dead pod releases none that is newer.
+func missing(rec attachment.Record) (path string, lost []lease) {
+	st, _ := attachment.StateOf[state](rec)
+	if plugin.Kind(ipam.Type(st.IPAM)) != "host-local" {
+		return "", nil
+	}
+	network := rec.Network
+	if st.Chained {
+		network += ipam.ChainedSuffix
+	}
+	path = leaseDir(network, dataDirOf(st.IPAM))
+	for _, iface := range append(st.VFs, leased{rec.IfName, st.Addresses}) {
+		for _, p := range iface.Addresses {
+			if _, err := os.Lstat(filepath.Join(path, p.Addr().String())); errors.Is(err, fs.ErrNotExist) {
+				lost = append(lost, lease{p.Addr(), plugin.Attachment{ContainerID: rec.ContainerID, IfName: iface.Name}, rec.Written})
+			}
+		}
+	}
+	return path, lost
+}
+
+// restoreRecord creates the missing leases of a record, in l if the caller has locked the folder.
+func restoreRecord(listed attachment.Record, log *slog.Logger, locks attachment.Locker, l *leases) error {
 	att, rec, ok, err := attachment.Reopen[state](locks, listed.Key, listed.Plugin)
 	if err != nil || !ok {
 		return err
 	}
 	defer att.Close()
-	lost := missing(rec.Record)
+	path, lost := missing(rec.Record)
 	if len(lost) == 0 || rec.State.Unfinished || plugin.NetnsGone(rec.Netns) {
 		return nil
 	}
-	path, _ := leaseDirOf(rec.Record)
-	l, err := openLeases(path, rec.Network, log, locks)
-	if err != nil {
-		return err
-	}
-	defer l.close()
-	for _, addr := range lost {
-		if ok, err := l.createLease(addr, rec.Attachment()); !ok || err != nil {
-			return errors.Join(err, fmt.Errorf("lease of %s for container %s, %s: not restored", addr, rec.ContainerID, rec.IfName))
+	if l == nil {
+		if l, err = openLeases(path, rec.Network, log, locks); err != nil {
+			return err
 		}
+		defer l.close()
 	}
-	log.Warn("restored lost leases", "network", rec.Network, "of", rec.ContainerID, "ifname", rec.IfName, "addresses", lost)
+	for _, is := range lost {
+		ok, err := l.createLease(is.addr, is.of)
+		if ok {
+			err = l.dir.SetWritten(is.addr.String(), is.written)
+		}
+		if !ok || err != nil {
+			return errors.Join(err, fmt.Errorf("lease of %s for %s: not restored", is.addr, l.describe(is.of)))
+		}
+		log.Warn("restored a lost lease", "network", rec.Network, "address", is.addr, "of", is.of.ContainerID, "ifname", is.of.IfName)
+	}
 	return nil
-}
-
-// leaseDirOf returns the lease folder that an attachment's addresses are from. The result ok is false if another IPAM plugin assigned them.
-func leaseDirOf(rec attachment.Record) (path string, ok bool) {
-	object := ipam.Object(rec.State)
-	return leaseDir(rec.Network, dataDirOf(object)), plugin.Kind(ipam.Type(object)) == "host-local"
 }

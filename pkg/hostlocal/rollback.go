@@ -26,8 +26,8 @@ func RemoveBootFile(network, dataDir string) error {
 	return ignoreMissing(os.Remove(path))
 }
 
-// RemoveFolder removes the lease folder of a network that contains no lease, and no file of another program. RemoveFolder returns the path
-// of the removed folder, or "" if it still exists.
+// RemoveFolder removes the lease folder of a network that contains no lease, and no file of another program. It returns the path of the
+// removed folder, or "" if it still exists.
 func RemoveFolder(network, dataDir string) (removed string, err error) {
 	path := leaseDir(network, dataDir)
 	dir, err := store.Open(path)

@@ -16,9 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// status() returns an error only if no ADD can succeed. An exhausted pool is not an error by default, because addresses become free when
-// pods are deleted. With strictStatus in the configuration, an exhausted pool is an error. STATUS waits for no lock. It creates
-// lost leases of live pods again, and notes when a pool becomes exhausted or has free addresses again.
+// status returns an error only if no ADD can succeed. An exhausted pool is one only with strictStatus, because addresses become free when
+// pods are deleted.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if errors.Is(err, errNoPodCIDR) {
@@ -30,8 +29,8 @@ func status(r *plugin.Request) error {
 	if err := store.Writable(cfg.Dir); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
-	attachment.ReportRestore(r, attachment.Trying, restore(r.Network, r.Log, attachment.Trying, nil))
-	full, err := cfg.exhaustedSets(r)
+	attachment.ReportRestore(r, attachment.Trying, restoreEmptied(cfg.Dir, r))
+	full, err := cfg.exhaustedSets()
 	if err != nil {
 		return err
 	}
@@ -43,8 +42,8 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted writes one log line when range sets become exhausted, and one log line when they have free addresses again. For each pool of
-// a network, logExhausted stores in a file whether the pool was exhausted at the last call.
+// logExhausted writes one log line when range sets become exhausted, and one when they have free addresses again. A note for each pool
+// says which were exhausted at the last call.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)
@@ -59,8 +58,8 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 }
 
 // exhaustedSets describes the range sets that have no free address, and none that ADD could take from a pod of an earlier boot.
-func (c Config) exhaustedSets(r *plugin.Request) (full []string, err error) {
-	usage, err := c.usage(r)
+func (c Config) exhaustedSets() (full []string, err error) {
+	usage, err := c.usage()
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
@@ -68,7 +67,7 @@ func (c Config) exhaustedSets(r *plugin.Request) (full []string, err error) {
 	if len(usage) == 0 {
 		return nil, nil
 	}
-	l, all, _ := readLeases(c.Dir, r.Log) // without the boot file, no lease is of an earlier boot
+	l, all, _ := readLeases(c.Dir) // without the boot file, no lease is of an earlier boot
 	for _, u := range usage {
 		if !slices.ContainsFunc(all, func(is lease) bool { return l.isReusable(u.Set, is) }) {
 			full = append(full, fmt.Sprintf("%s: %s in %s", u.Set, u, c.Dir))
@@ -93,21 +92,21 @@ func (u Usage) String() string {
 	return fmt.Sprintf("%d of %.0f addresses are leased", u.Leased, u.Size)
 }
 
-// ReadUsage returns the usage of each range set in a configuration. ReadUsage takes no lock.
+// ReadUsage returns the usage of each range set in a configuration. It takes no lock.
 func ReadUsage(r *plugin.Request) ([]Usage, error) {
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
 	}
-	return cfg.usage(r)
+	return cfg.usage()
 }
 
-func (c Config) usage(r *plugin.Request) (list []Usage, err error) {
+func (c Config) usage() (list []Usage, err error) {
 	var names []netip.Addr
 	dir, err := store.Open(c.Dir)
 	if err == nil {
 		defer dir.Close()
-		names, err = (&leases{dir: dir, log: r.Log}).names()
+		names, err = (&leases{dir: dir}).names()
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("lease folder: %w", err)

@@ -4,6 +4,10 @@ package ipam
 
 import "encoding/json"
 
+// ChainedSuffix ends the name of the network under which a chained plugin requests the leases of its VFs. Those under the name without it
+// belong to the main plugin, whose GC would delete leases of VF interfaces, because the runtime does not pass these interfaces to GC.
+const ChainedSuffix = ".vf"
+
 // Object returns the value of the key ipam in a configuration. DEL calls Object even if other parts of the configuration are invalid.
 func Object(config []byte) json.RawMessage {
 	var keys struct {

@@ -15,11 +15,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A chained plugin appends chainedSuffix to the network name under which it requests the leases of its VFs. Leases under the network name
-// without this suffix belong to the main plugin. GC of the main plugin would delete leases of VF interfaces, because the runtime does not
-// pass these interfaces to GC.
-const chainedSuffix = ".vf"
-
 // leaseAddresses requests the addresses of a VF from the IPAM plugin.
 func (s sriov) leaseAddresses(j *requestJob, v *vf) error {
 	if j.cfg.IPAM == "" {
@@ -55,7 +50,7 @@ func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Reques
 	}
 	as.IfName = v.Name
 	if chained {
-		as.Network += chainedSuffix
+		as.Network += ipam.ChainedSuffix
 		as.Config = ipam.WithKey(as.Config, "name", json.RawMessage(strconv.Quote(as.Network)))
 	}
 	return &as

@@ -31,8 +31,7 @@ func (d *Dir) irregularHint(name string, err error) error {
 	return err
 }
 
-// openFile opens a file in this folder. openFile never blocks, and it does not follow a symbolic link. If the file is not regular, openFile
-// returns an error.
+// openFile opens a file in this folder. It never blocks, follows no symbolic link, and refuses a file that is not regular.
 func (d *Dir) openFile(name string, flag int, mode fs.FileMode) (*os.File, error) {
 	fd := -1
 	err := d.at("open", name, func(dir int) (err error) {
@@ -68,20 +67,20 @@ func mustBeRegular(fd int) error {
 	return ErrIrregular
 }
 
-// create() replaces a file in the folder with a new, empty file. create() returns the new file, which is open.
+// create replaces a file in the folder with a new, empty file, which it returns open.
 func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
-	for again := 0; ; again++ {
-		f, err := d.openFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-		if !errors.Is(err, fs.ErrExist) || again == 10 {
-			return f, err
-		}
-		if err := os.RemoveAll(filepath.Join(d.path, name)); err != nil {
-			return nil, err
-		}
+	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL
+	f, err := d.openFile(name, flags, mode)
+	if !errors.Is(err, fs.ErrExist) {
+		return f, err
 	}
+	if err := os.RemoveAll(filepath.Join(d.path, name)); err != nil {
+		return nil, err
+	}
+	return d.openFile(name, flags, mode)
 }
 
-// OpenRead opens a file or a folder for reading. The argument `flags` contains additional flags for open(2). Unlike os.Open, OpenRead does not
+// OpenRead opens a file or a folder for reading. The argument `flags` contains additional flags for open(2). Unlike os.Open, it does not
 // find out whether the kernel can poll the file, which takes five system calls.
 func OpenRead(path string, flags int) (*os.File, error) {
 	fd, err := -1, error(unix.EINTR)
@@ -108,8 +107,8 @@ func Names(path string, most int) ([]string, error) {
 // ReadFile is like ReadSmall with the limit of maxFile bytes. It follows symbolic links.
 func ReadFile(path string) ([]byte, error) { return ReadSmall(path, maxFile, 0) }
 
-// ReadSmall returns the content of a regular file. ReadSmall returns an error for a file with more than the given number of bytes. The
-// argument `flags` contains additional flags for open(2).
+// ReadSmall returns the content of a regular file, or an error if it has more than the given number of bytes. The argument `flags` contains
+// additional flags for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := OpenRead(path, unix.O_NONBLOCK|flags) // a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {

@@ -41,7 +41,7 @@ type Dir struct {
 	path string
 }
 
-// Open opens the folder at path. If the folder is missing, Open returns an error that matches fs.ErrNotExist.
+// Open opens the folder at path. If it is missing, the error matches fs.ErrNotExist.
 func Open(path string) (*Dir, error) {
 	f, err := OpenRead(path, unix.O_DIRECTORY)
 	if err != nil {
@@ -65,7 +65,7 @@ func (d *Dir) at(op, name string, call func(dir int) error) error {
 	return nil
 }
 
-// Make opens the folder at path. Make creates the folder and its parents if they are missing.
+// Make opens the folder at path, and creates it and its parents if they are missing.
 func Make(path string, mode fs.FileMode) (*Dir, error) {
 	d, err := Open(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -80,7 +80,7 @@ func Make(path string, mode fs.FileMode) (*Dir, error) {
 	return Open(path)
 }
 
-// RemoveAll deletes the folder at path with its content. RemoveAll has no effect if the folder is missing.
+// RemoveAll deletes the folder at path with its content. It is a no-op if the folder is missing.
 func RemoveAll(path string) error {
 	if err := fault.Point("remove " + path); err != nil {
 		return err
@@ -88,7 +88,7 @@ func RemoveAll(path string) error {
 	return os.RemoveAll(path)
 }
 
-// Close closes the folder. Close does not release locks in the folder.
+// Close closes the folder. It does not release locks in the folder.
 func (d *Dir) Close() error { return d.self.Close() }
 
 // Path returns the path that was passed to Open or Make.
@@ -108,7 +108,7 @@ func (d *Dir) SetWritten(name string, at time.Time) error {
 	return d.at("set time of", name, func(dir int) error { return unix.UtimesNanoAt(dir, name, times, unix.AT_SYMLINK_NOFOLLOW) })
 }
 
-// Read returns the content of a file in the folder. Read returns an error for a file with more than maxFile bytes.
+// Read returns the content of a file in the folder, or an error if it has more than maxFile bytes.
 func (d *Dir) Read(name string) ([]byte, error) {
 	f, err := d.openFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -151,8 +151,7 @@ func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
 
-// WriteSync is like Write, but it waits until the data is on the disk and survives a crash of the kernel. WriteSync gives this guarantee
-// only if the folder is on a disk.
+// WriteSync is like Write, but it waits until the data is on the disk and survives a crash of the kernel.
 func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
 		return err
@@ -180,8 +179,7 @@ func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	return d.self.Sync()
 }
 
-// Rename renames a file within the folder. Rename replaces an existing file with the new name. Rename returns when the change is on the
-// disk.
+// Rename renames a file within the folder, and replaces an existing file. It returns when the change is on the disk.
 func (d *Dir) Rename(name, to string) error {
 	if err := fault.Point("rename " + filepath.Join(d.path, name) + " to " + to); err != nil {
 		return err
@@ -219,8 +217,7 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// replaceFile creates a temporary file and calls fill() to write its content. replaceFile then renames the temporary file to the given
-// name, which replaces an existing file.
+// replaceFile creates a temporary file, calls fill to write its content, and renames it over the given name.
 func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -241,8 +238,8 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	return err
 }
 
-// Overwrite writes data to an existing file. If the file is not regular, Overwrite replaces the file. If the process is killed during the
-// write, the file is empty or incomplete.
+// Overwrite writes data to an existing file, or replaces a file that is not regular. A kill during the write leaves an empty or incomplete
+// file.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -262,9 +259,8 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is like Write, but the file must not exist. If the file exists, Create returns an error that matches fs.ErrExist. Create writes
-// an unnamed file and then names the file with link(2), so that the file and its content appear in one step. If the process is killed
-// during Create, no incomplete file remains.
+// Create is like Write, but if the file exists, it returns an error that matches fs.ErrExist. It writes an unnamed file and then names it
+// with link(2), so that the file and its content appear in one step, and a kill leaves no incomplete file.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -310,7 +306,7 @@ func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, d.unlink(temp))
 }
 
-// Remove deletes the file with the given name. Remove has no effect if the file is missing.
+// Remove deletes the file with the given name. It is a no-op if the file is missing.
 func (d *Dir) Remove(name string) error {
 	if err := fault.Point("remove " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -323,8 +319,8 @@ func (d *Dir) Remove(name string) error {
 	return fault.Ignore(err, fs.ErrNotExist)
 }
 
-// List returns the names of the files in the folder. List does not return temporary files. List removes temporary files that are older
-// than a minute, because only killed processes leave such files.
+// List returns the names of the files in the folder, but no temporary files. It removes those that are older than a minute, because only
+// killed processes leave them.
 func (d *Dir) List() ([]string, error) {
 	all, err := Names(d.path, 0)
 	names := all[:0]

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostlocal
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
+)
+
+// record writes a record of another plugin, or of host-local, for the interface eth0 of a container.
+func (l lab) record(name, id string, state map[string]any) {
+	l.Helper()
+	state["ipam"] = json.RawMessage("{" + l.ipam + "}")
+	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: l.network, ContainerID: id, IfName: "eth0", NetnsPath: l.netns})
+	kerneltest.Must(l.T, err, att.Save(state))
+	att.Close()
+}
+
+// recordOf returns the path of host-local's record of a container.
+func (l lab) recordOf(id string) string {
+	return filepath.Join(store.Root, l.network, "host-local-"+attachment.Key{Network: l.network, ContainerID: id, IfName: "eth0"}.Hash())
+}
+
+// TestPartlyRestored: while a verb holds an attachment, a wiped folder cannot get its lease back. No ADD takes its address meanwhile, and a
+// later ADD or STATUS restores it. Until then there is no boot file, so that a kill changes nothing.
+func TestPartlyRestored(t *testing.T) {
+	for _, verb := range []string{"ADD", "STATUS"} {
+		l := newLab(t, one)
+		for i, id := range []string{"a", "b", "c"} {
+			l.mustGive(id, fmt.Sprintf("10.1.2.%d/24", i+2))
+		}
+		before := l.leasesOf()
+		kerneltest.Must(t, os.RemoveAll(l.dir))
+		lock, err := attachment.Waiting.Key(attachment.Key{Network: l.network, ContainerID: "a", IfName: "eth0"})
+		kerneltest.Must(t, err)
+		l.ok(l.call("STATUS", "", ""))
+		l.mustGive("d", "10.1.2.5/24")
+		wish := l.call("ADD", "e", `"runtimeConfig":{"ips":["10.1.2.2"]}`)
+		l.mustFail(wish, plugin.CodeAddressTaken, "it is leased to container a, interface eth0")
+		if _, err := os.Lstat(filepath.Join(l.dir, bootFile)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a lease is missing, and the folder has a boot file: %v", err)
+		}
+		lock.Close()
+		l.ok(l.call(verb, "e", ""))
+		l.ok(l.call("DEL", "d", ""))
+		l.ok(l.call("DEL", "e", ""))
+		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
+			t.Errorf("after %s: %s", verb, diff)
+		}
+		if _, err := os.Lstat(filepath.Join(l.dir, bootFile)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestWipedFolderParallel: ADDs at once in a wiped folder take no address of a live pod.
+func TestWipedFolderParallel(t *testing.T) {
+	l := newLab(t, one)
+	for i := range 30 {
+		l.ok(l.call("ADD", fmt.Sprint("old", i), ""))
+	}
+	before := l.leasesOf()
+	for range 5 {
+		kerneltest.Must(t, os.RemoveAll(l.dir))
+		given, failed := l.addConcurrently(10)
+		l.mustBeDistinct(given)
+		if len(failed) > 0 {
+			t.Errorf("got %+v", failed)
+		}
+		for id := range given {
+			l.ok(l.call("DEL", id, ""))
+		}
+		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+}
+
+// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without addresses, of
+// killed ADDs and of dead pods change nothing. The lease has the time of the record, so that the removal of a dead pod finds it.
+func TestRestoredLeases(t *testing.T) {
+	for _, verb := range []string{"STATUS", "GC", "reload"} {
+		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
+		l.record("bridge", "killed", map[string]any{"unfinished": true, "addresses": []string{"10.1.2.9/24"}})
+		l.record("host-local", "none", map[string]any{})
+		dead := l
+		dead.netns = "/nonexistent"
+		dead.record("bridge", "dead", map[string]any{"addresses": []string{"10.1.2.9/24"}})
+		l.mustGive("a", "10.1.2.2/24 fd00::2/64")
+		l.mustGive("b", "10.1.2.3/24 fd00::3/64")
+		before := l.leasesOf()
+		kerneltest.Must(t, os.RemoveAll(l.dir))
+		if verb == "reload" {
+			kerneltest.Must(t, Restore(slog.New(slog.DiscardHandler)))
+		} else {
+			l.ok(l.call(verb, "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]`))
+		}
+		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
+			t.Errorf("%s: %s", verb, diff)
+		}
+		record, err := os.Stat(l.recordOf("a"))
+		kerneltest.Must(t, err)
+		lease, err := os.Stat(filepath.Join(l.dir, "fd00::2"))
+		kerneltest.Must(t, err)
+		if !lease.ModTime().Equal(record.ModTime()) {
+			t.Errorf("%s: the lease is of %v, its record of %v", verb, lease.ModTime(), record.ModTime())
+		}
+		for _, id := range []string{"a", "b"} {
+			l.ok(l.call("DEL", id, ""))
+		}
+		if left := l.leasesOf(); len(left) > 0 {
+			t.Errorf("left %v", left)
+		}
+	}
+}
+
+// TestRestoredVFs: the record of sriov has the addresses of each VF, whose leases are of its own interface.
+func TestRestoredVFs(t *testing.T) {
+	l := newLab(t, one)
+	vfs := []map[string]any{{"name": "eth0", "addresses": []string{"10.1.2.2/24"}}, {"name": "net1", "addresses": []string{"10.1.2.3/24"}}}
+	l.record("sriov", "a", map[string]any{"vfs": vfs})
+	l.mustGive("b", "10.1.2.4/24")
+	want := map[string]string{"10.1.2.2": `600 "a\r\neth0"`, "10.1.2.3": `600 "a\r\nnet1"`, "10.1.2.4": `600 "b\r\neth0"`}
+	if diff := cmp.Diff(want, l.leasesOf()); diff != "" {
+		t.Error(diff)
+	}
+	chained := l
+	chained.network, chained.dir = l.network+".vf", l.dir+".vf"
+	l.record("sriov", "c", map[string]any{"vfs": vfs, "chained": true})
+	chained.mustGive("d", "10.1.2.4/24")
+	want = map[string]string{"10.1.2.2": `600 "c\r\neth0"`, "10.1.2.3": `600 "c\r\nnet1"`, "10.1.2.4": `600 "d\r\neth0"`}
+	if diff := cmp.Diff(want, chained.leasesOf()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestStatusKeepsReleased: the reference plugin's DEL has removed a lease whose namespace and record still exist.
+func TestStatusKeepsReleased(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	kerneltest.Must(t, os.Remove(filepath.Join(l.dir, "10.1.2.2")))
+	opened := openCounts(t, filepath.Join(store.Root, l.network), func() { l.ok(l.call("STATUS", "", "")) })
+	if left := l.leasesOf(); len(left) > 0 || opened[filepath.Base(l.recordOf("a"))] > 0 {
+		t.Errorf("STATUS created %v, and opened %v", left, opened)
+	}
+}
+
+// TestGCRestoresValid: GC restores no lease that it would remove again.
+func TestGCRestoresValid(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	l.mustGive("b", "10.1.2.3/24")
+	kerneltest.Must(t, os.RemoveAll(l.dir))
+	log := l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]`).log
+	if !strings.Contains(log, "address=10.1.2.2") || strings.Contains(log, "address=10.1.2.3") {
+		t.Error(log)
+	}
+}
+
+// TestRestoredFolder: ADD in another folder of the network does not get the leases that the first one lacks.
+func TestRestoredFolder(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	kerneltest.Must(t, os.RemoveAll(l.dir))
+	dir := t.TempDir()
+	other := labIn(t, l.netns, dir, one)
+	other.network, other.dir = l.network, filepath.Join(dir, l.network)
+	other.mustGive("b", "10.1.2.2/24")
+}
+
+// TestDelOfChangedFolder: DEL finds the lease in the folder of the record, although the configuration names another one.
+func TestDelOfChangedFolder(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	changed := l
+	changed.ipam = strings.Replace(l.ipam, filepath.Dir(l.dir), t.TempDir(), 1)
+	l.ok(changed.call("DEL", "a", ""))
+	if left := l.leasesOf(); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
+// TestNewerRecord: ADD keeps a record that it cannot read, for example of a newer version. DEL removes it and the lease.
+func TestNewerRecord(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	path := l.recordOf("a")
+	newer := []byte(`{"format":99}`)
+	kerneltest.Must(t, os.WriteFile(path, newer, 0o600))
+	a := l.call("ADD", "a", "")
+	l.mustFail(a, plugin.CodeAddressTaken, "record")
+	if data, err := os.ReadFile(path); string(data) != string(newer) || !strings.Contains(a.Detail, "call DEL first") {
+		t.Errorf("%s, %v; %+v", data, err, a)
+	}
+	l.ok(l.call("DEL", "a", ""))
+	if left := l.leasesOf(); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+	l.mustGive("a", "10.1.2.3/24")
+}
+
+// TestOddNames: a file counts as the lease of an address only if its name is the usual form of the address.
+func TestOddNames(t *testing.T) {
+	for _, name := range []string{"fd00:0::2", "fd00::2%eth0"} {
+		l := newLab(t, `"subnet":"fd00::/126","rangeStart":"fd00::2","strictStatus":true`)
+		l.put("fd00::3", "a\r\neth0")
+		l.put(name, "a\r\neth0")
+		l.ok(l.call("STATUS", "", ""))
+	}
+}
+
+// TestStatusIsSilent: STATUS of a full pool does not log a lease that it cannot read, since it runs every few seconds.
+func TestStatusIsSilent(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/30"`)
+	kerneltest.Must(t, os.MkdirAll(filepath.Join(l.dir, "10.1.2.2"), 0o755))
+	for range 2 {
+		a := l.call("STATUS", "", "")
+		l.ok(a)
+		if strings.Contains(a.log, "unreadable") {
+			t.Error(a.log)
+		}
+	}
+}
+
+// TestReclaimKeepsForeign: after a reboot, a route of length 32 says that somebody uses the address of an old lease.
+func TestReclaimKeepsForeign(t *testing.T) {
+	l := newLab(t, `"subnet":"10.1.2.0/30"`)
+	l.mustGive("a", "10.1.2.2/30")
+	l.reboot()
+	connect(t, "10.1.2.1/32", "10.9.9.9/32")
+	routeTo(t, "10.1.2.2/32")
+	l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
+	l.mustFail(l.call("ADD", "b", `"runtimeConfig":{"ips":["10.1.2.2"]}`), plugin.CodeAddressTaken, "it is leased to container a")
+}
