@@ -27,13 +27,13 @@ func packageLayers() [][]string {
 		{"pkg/vfconfig"},
 		{"pkg/child"},
 		{"pkg/store", "pkg/nft", "pkg/allocation"},
-		{"pkg/kernel", "pkg/iptables", "pkg/podresources", "pkg/nodefile"},
+		{"pkg/kernel", "pkg/iptables", "pkg/podresources", "pkg/nodefile", "pkg/yamlfile"},
 		{"pkg/attachment", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
 		{"pkg/podlacepod"},
-		{".", "conf", "pkg/cli/chain", "pkg/cli/yamlfile", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
+		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
 		{"pkg/cli/validate"},
 		{"pkg/cli/rollback", "pkg/daemon/devicefiles"}, // rollback reads configurations like the collector
@@ -90,7 +90,7 @@ func allowedImporters() map[string][]string {
 		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
 		"k8s.io":                 {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/agent/nodeagent"},
 		"sigs.k8s.io":            nil,
-		"go.yaml.in/yaml":        {"pkg/cli/yamlfile"}, // YAML with line numbers
+		"go.yaml.in/yaml":        {"pkg/yamlfile"}, // YAML with line numbers
 		"google.golang.org/grpc": {"pkg/daemon/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/probes", "pkg/agent/nodeagent",
 			"pkg/agent/podmetrics", "integration/"},

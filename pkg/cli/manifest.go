@@ -10,8 +10,8 @@ import (
 	"io"
 	"strings"
 
-	"github.com/podlace/podlace/pkg/cli/yamlfile"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // claimAPI is the only version of resource.k8s.io that check-claim supports.
@@ -160,7 +160,7 @@ type podContainer struct {
 
 // readManifests reads the manifests of a file, of all files in a folder, or of standard input.
 func (c *checker) readManifests(stdin io.Reader, name string) (all []manifest, err error) {
-	files, err := readFiles(stdin, name)
+	files, err := yamlfile.Files(stdin, name)
 	for _, f := range files {
 		all = append(all, c.parseManifests(f.Name, f.Data)...)
 	}

@@ -13,9 +13,9 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
-	"github.com/podlace/podlace/pkg/cli/yamlfile"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.

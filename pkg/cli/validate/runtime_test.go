@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // TestRefusedByRuntimes: what libcni does not load is an error, whatever the plugins accept.
@@ -22,7 +24,7 @@ func TestRefusedByRuntimes(t *testing.T) {
 		`[%s]`:                   "no network configuration",
 	} {
 		var errs []string
-		for _, p := range Files([]File{{Name: "a.conflist", Data: fmt.Appendf(nil, text, loopback)}}, Node{}) {
+		for _, p := range Files([]yamlfile.File{{Name: "a.conflist", Data: fmt.Appendf(nil, text, loopback)}}, Node{}) {
 			if p.Error {
 				errs = append(errs, p.String())
 			}
