@@ -37,7 +37,8 @@ func binaryFolder(t *testing.T) string {
 		t.Skipf("SKIPPED: the binaries cannot be built on this machine, and PODLACE_BIN does not name a folder with them: %v\n%s", err, out)
 	}
 	dir := t.TempDir()
-	if out, err := goTool("build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", dir+"/", "./plugins/...").CombinedOutput(); err != nil {
+	build := goTool("build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", dir+"/", "./plugins/...")
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	return dir
