@@ -4,6 +4,7 @@ package docs
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 
@@ -25,7 +26,7 @@ type documentedFlag struct {
 // their default values. TestDocumentedFlags of pkg/daemon/deviceplugin checks sriov-device-plugin.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "$NODE_NAME") // a default value of podlace-node
-	for _, root := range []*cobra.Command{cli.Command(), nodeagent.Command()} {
+	for _, root := range []*cobra.Command{cli.Command(), nodeagent.Command(io.Discard, io.Discard)} {
 		path := "plugins/" + root.Name() + "/README.md"
 		d, known := parse(t, path), map[string]bool{}
 		eachCommand(root, func(c *cobra.Command) {

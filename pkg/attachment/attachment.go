@@ -106,19 +106,10 @@ func Open(r *plugin.Request) (*Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	return lock(dir, KeyOf(r), r)
+	return Waiting.lock(dir, KeyOf(r), r)
 }
 
 func folder(network string) string { return filepath.Join(store.Root, network) }
-
-func lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
-	lock, err := dir.LockAt(lockFile, 0o600, k.offset())
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
-}
 
 // Writable returns an error if no record can be created for a network. Writable only tests this, and creates no record.
 func Writable(network string) error { return store.Writable(folder(network)) }
@@ -247,7 +238,7 @@ func (a *Attachment) RemoveWithLink() error {
 
 // LockNetwork locks the state that all attachments of the network share.
 func (a *Attachment) LockNetwork() (unlock func(), err error) {
-	lock, err := a.dir.LockAt(lockFile, 0o600, Key{Network: a.Network}.offset())
+	lock, err := a.dir.LockAt(store.LockTimeout, lockFile, 0o600, Key{Network: a.Network}.offset())
 	if err != nil {
 		return nil, err
 	}
@@ -264,12 +255,6 @@ func Recorded(r *plugin.Request) bool {
 func List(network, plugin string) ([]Record, error) {
 	all, _, err := readRecords(network, plugin+"-")
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
-}
-
-// All returns the records of all plugins in all networks.
-func All() ([]Record, error) {
-	records, _, err := Scan()
-	return records, err
 }
 
 // Scan returns the records of all plugins in all networks. The second result lists the record files that cannot be decoded.

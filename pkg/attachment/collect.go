@@ -41,7 +41,7 @@ func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 // yieldStale locks the attachment of a listed record, and reads the record again, because another process may have changed it. If the
 // attachment is stale, yieldStale yields the attachment.
 func (g *GC[T]) yieldStale(listed Record, yield func(*Attachment, T) bool) (more bool) {
-	att, rec, found, err := take[T](g.r, listed.Key)
+	att, rec, found, err := take[T](Waiting, g.r, listed.Key)
 	if err != nil {
 		g.fail(listed, err)
 		return true

@@ -25,9 +25,3 @@ func (d Damaged) Plugin() string {
 
 // Of returns true if the file belongs to the attachment with the given key.
 func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }
-
-// Unreadable returns all record files of the node whose content is not a record in the current format.
-func Unreadable() (damaged []Damaged, err error) {
-	_, damaged, err = Scan()
-	return damaged, err
-}

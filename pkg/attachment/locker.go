@@ -57,7 +57,7 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := dir.LockWithin(l.within(store.NodeLockTimeout), "."+what+".lock", 0o600)
+	lock, err := dir.Lock(l.within(store.NodeLockTimeout), "."+what+".lock", 0o600)
 	if err != nil {
 		dir.Close()
 		return nil, err
@@ -67,7 +67,7 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 
 // File acquires the lock that a file of a folder has, by flock(2).
 func (l Locker) File(dir *store.Dir, name string, mode fs.FileMode) (*store.Lock, error) {
-	return dir.LockWithin(l.within(store.LockTimeout), name, mode)
+	return dir.Lock(l.within(store.LockTimeout), name, mode)
 }
 
 // Key acquires the lock of an attachment. While the lock is held, no other plugin changes the attachment. If the key contains only a
@@ -77,10 +77,14 @@ func (l Locker) Key(k Key) (*Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := dir.LockAtWithin(l.within(store.LockTimeout), lockFile, 0o600, k.offset())
+	return l.lock(dir, k, &plugin.Request{})
+}
+
+func (l Locker) lock(dir *store.Dir, k Key, r *plugin.Request) (*Attachment, error) {
+	lock, err := dir.LockAt(l.within(store.LockTimeout), lockFile, 0o600, k.offset())
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
-	return &Attachment{Key: k, dir: dir, lock: lock}, nil
+	return &Attachment{Key: k, plugin: r.Plugin, pod: r.Pod.String(), netns: r.NetnsPath, dir: dir, lock: lock}, nil
 }

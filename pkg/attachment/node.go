@@ -208,21 +208,6 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// Reopen locks an attachment, and returns the plugin's current record of it, which may have changed since it was listed. The third result
-// is false if the record is gone.
-func Reopen[T any](l Locker, k Key, plugin string) (a *Attachment, rec Of[T], ok bool, err error) {
-	a, err = l.Key(k)
-	if err != nil {
-		return nil, rec, false, ignoreMissing(err)
-	}
-	if rec, ok, err = RecordOf[T](k, plugin); err != nil || !ok {
-		a.Close()
-		return nil, rec, false, err
-	}
-	a.plugin, a.pod, a.netns, a.saved, a.WithLink = plugin, rec.Pod, rec.Netns, true, rec.WithLink
-	return a, rec, true, nil
-}
-
 // Journals is the folder of the VF journals, in the same folder as the folders of the networks. A journal contains a VF's settings from the
 // time before a pod got the VF.
 const Journals = ".vfs"

@@ -4,8 +4,6 @@ package attachment
 
 import (
 	"encoding/json"
-	"errors"
-	"io/fs"
 
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -16,14 +14,14 @@ import (
 // attachment's state, calls Remove, and closes the attachment. If the network has no folder of records, the first result is nil. Close,
 // Remove and RemoveWithLink do nothing for a nil attachment.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
-	att, rec, found, err := take[T](r, KeyOf(r))
+	att, rec, found, err := take[T](Waiting, r, KeyOf(r))
 	return att, rec.State, found, err
 }
 
 // TakeDead locks another attachment in the network of the request r and returns its recorded state, as Take does. The third result is false
 // if the attachment has no record, or if the recorded namespace still exists.
 func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
-	att, rec, found, err := take[T](r, Key{r.Network, of.ContainerID, of.IfName})
+	att, rec, found, err := take[T](Waiting, r, Key{r.Network, of.ContainerID, of.IfName})
 	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {
 		att.Close()
 		return nil, state, false, err
@@ -31,15 +29,12 @@ func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, 
 	return att, rec.State, true, nil
 }
 
-func take[T any](r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bool, err error) {
+func take[T any](l Locker, r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bool, err error) {
 	dir, err := store.Open(folder(k.Network))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, rec, false, nil
-	}
 	if err != nil {
-		return nil, rec, false, err
+		return nil, rec, false, ignoreMissing(err)
 	}
-	if att, err = lock(dir, k, r); err != nil {
+	if att, err = l.lock(dir, k, r); err != nil {
 		return nil, rec, false, err
 	}
 	if rec.Record, found, err = att.load(&rec.State); err != nil {
@@ -50,6 +45,17 @@ func take[T any](r *plugin.Request, k Key) (att *Attachment, rec Of[T], found bo
 		att.pod, att.netns = rec.Pod, rec.Netns
 	}
 	return att, rec, found, nil
+}
+
+// Reopen locks an attachment, and returns the plugin's current record of it, which may have changed since it was listed. The third result
+// is false if the record is gone.
+func Reopen[T any](l Locker, k Key, name string) (a *Attachment, rec Of[T], ok bool, err error) {
+	a, rec, ok, err = take[T](l, &plugin.Request{Plugin: name}, k)
+	if !ok {
+		a.Close()
+		return nil, rec, false, err
+	}
+	return a, rec, true, nil
 }
 
 // Of is a record with its decoded state.

@@ -20,6 +20,8 @@ type Limits struct {
 	attachment.Key
 	Pod  string `json:"pod,omitempty"`
 	Gone bool   `json:"gone"` // the pod's namespace and its limits are gone
+
+	Deleted bool `json:"-"` // the node's link of a live pod is missing: only a new pod has one again
 	Both[*Direction]
 }
 
@@ -165,6 +167,7 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Of[state]) (Limi
 	if err != nil {
 		return l, err
 	}
+	l.Deleted = !ok
 	lost := observedLimit{lost: fmt.Sprintf("link %s is missing", st.Link)}
 	of := Both[observedLimit]{lost, lost}
 	if ok {

@@ -26,7 +26,7 @@ func (l lab) key(id string) attachment.Key {
 // look() returns the result of Look for the only attachment that has a record.
 func (l lab) look() Limits {
 	l.Helper()
-	all, err := attachment.All()
+	all, _, err := attachment.Scan()
 	l.must(err)
 	list, err := Look(l.Context(), l.host, Records(all), time.Millisecond)
 	if err != nil || len(list) != 1 {
@@ -189,7 +189,7 @@ func TestLookWaits(t *testing.T) {
 		want int
 	}{{"ADD", 1}, {"DEL", 0}} {
 		l.OK(l.Call("ADD", "a"))
-		all, err := attachment.All()
+		all, _, err := attachment.Scan()
 		l.must(err)
 		working, err := attachment.Waiting.Key(l.key("a"))
 		l.must(err, l.host.Unshape(l.hostSide))

@@ -57,7 +57,7 @@ func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucke
 		return err
 	}
 	if !ok {
-		return fmt.Errorf("link %s is missing or was recreated: the next ADD sets the limits of the new link", st.Link)
+		return fmt.Errorf("link %s is missing or was recreated: delete the pod, so that a new pod gets a link with limits", st.Link)
 	}
 	log = log.With("pod", rec.Pod, "container", rec.ContainerID, "ifname", rec.IfName)
 	of, err := st.observe(host, link, bucketsFrom(buckets))

@@ -14,18 +14,19 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// DetachedPort is the host-side veth of a live attachment. This veth is missing, or is not a port of the recorded bridge.
+// DetachedPort is the host-side veth of a live attachment. This veth is missing, or is not a port of the recorded bridge, or that is down.
 type DetachedPort struct {
 	Record    attachment.Record
 	Interface string
 	Bridge    string // the recorded bridge
 	Missing   bool   // the node has no bridge with that name
+	Down      bool   // the bridge is down, with the veth as its port
 	Deleted   bool   // the node has no such veth
 	Master    string // bridge that the host side is attached to now, or ""
 }
 
-// DetachedPorts returns the host-side veths that another program deleted or detached from their bridge. It ignores attachments whose ADD is
-// unfinished or whose pod is gone.
+// DetachedPorts returns the host-side veths that another program deleted or detached from their bridge, and those of a bridge that is down.
+// It ignores attachments whose ADD is unfinished or whose pod is gone.
 func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	errs := []error{err}
@@ -40,14 +41,14 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 			continue
 		}
 		bridge, isThere, err := host.Link(pod.State.Bridge)
-		if err != nil || isThere && link.Master == bridge.Index {
+		if err != nil || isThere && bridge.Up && link.Master == bridge.Index {
 			errs = append(errs, err)
 			continue
 		}
 		master, _, err := host.LinkByIndex(link.Master)
 		errs = append(errs, err)
 		found = append(found, DetachedPort{Record: pod.Record, Interface: link.Name, Bridge: pod.State.Bridge, Missing: !isThere,
-			Master: master.Name})
+			Down: isThere && link.Master == bridge.Index, Master: master.Name})
 	}
 	return found, errors.Join(errs...)
 }

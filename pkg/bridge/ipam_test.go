@@ -37,7 +37,7 @@ func TestDelGoesOn(t *testing.T) {
 func TestIPAMGone(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
-	list, err := attachment.All()
+	list, _, err := attachment.Scan()
 	if err != nil || len(list) != 1 {
 		t.Fatal(list, err)
 	}

@@ -124,10 +124,7 @@ func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	l.OK(a.check())
 	chain := masqueradeChain(key("tables", "a"))
 	for is4, want := range map[bool]int{true: 1, false: 0} {
-		nat, err := iptables.Read(is4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nat := natTable(t, is4)
 		if got := len(nat.Rules(chain, "192.0.2.0/24", "ACCEPT")); got != want || nat.HasChain(chain) != is4 {
 			t.Errorf("IPv4 %t: %d exceptions, chain %t", is4, got, nat.HasChain(chain))
 		}

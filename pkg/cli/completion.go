@@ -52,7 +52,7 @@ func firstOnly(complete cobra.CompletionFunc) cobra.CompletionFunc {
 // recordedValues returns a completion with the values that one field has in the records of all attachments.
 func recordedValues(field func(attachment.Record) string, directive cobra.ShellCompDirective) cobra.CompletionFunc {
 	return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		all, _ := attachment.All() // unreadable records complete nothing
+		all, _, _ := attachment.Scan() // unreadable records complete nothing
 		return distinctValues(all, field), directive
 	}
 }

@@ -124,7 +124,7 @@ func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 
 // selectRecords returns the records of the limits that the arguments and flags select. The order of the records is always the same.
 func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
-	all, err := attachment.All()
+	all, _, err := attachment.Scan()
 	if err != nil {
 		return nil, err
 	}
@@ -147,12 +147,8 @@ func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 				return nil, err
 			}
 		}
-		what := nameOf(all[0])
-		if f.ifname != "" {
-			what += ", " + f.ifname
-		}
 		return nil, fmt.Errorf("%s has no limits: recreate the pod with the annotations "+
-			"kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth", what)
+			"kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth", nameOf(all[0]))
 	}
 	return chosen, nil
 }
@@ -231,21 +227,16 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) {
 			cells := append(nameCells(l.Key, l.Pod), d.name, requestedText(d.Asked))
 			rows = append(rows, append(cells, appliedCells(d.Direction, l.Gone)...))
 			if d.Missing != "" {
-				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Missing))
+				remedy := map[bool]string{true: "delete the pod, which gets no new link", false: "podlace reload restores it"}[l.Deleted]
+				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s: %s", d.name, l.ContainerID, l.IfName, d.Missing, remedy))
 			}
 		}
-	}
-	if slices.ContainsFunc(list, bandwidth.Limits.Missing) {
-		printLine(stderr, "podlace reload restores what another program removed")
 	}
 	printTable(stdout, rows)
 }
 
 func requestedText(a bandwidth.Limit) string {
-	text := "-"
-	if a.Rate > 0 {
-		text = formatRate(a.Rate)
-	}
+	text := dash(limit(a.Rate))
 	if a.ByAdmin {
 		text = map[bool]string{true: "none", false: text}[a.Rate == 0] + " by admin"
 	}

@@ -176,8 +176,7 @@ func TestLimitsTable(t *testing.T) {
 	if !slices.Equal(rows, want) {
 		t.Errorf("%s\nwant\n%s", strings.Join(rows, "\n"), strings.Join(want, "\n"))
 	}
-	if got := stderr.String(); got != "podlace: egress of container c1, eth0: it is lost\n"+
-		"podlace: podlace reload restores what another program removed\n" {
+	if got := stderr.String(); got != "podlace: egress of container c1, eth0: it is lost: podlace reload restores it\n" {
 		t.Errorf("%q", got)
 	}
 }

@@ -28,8 +28,8 @@ restores limits whose qdiscs another program removed, and attaches pods whose po
 another program detached from the bridge. It reads the records under /run/podlace
 and leaves rules that are in place.
 
-The exit status is 0 if everything is in place, and 2 if something could not be
-restored.`
+The exit status is 0 if all of this is in place, and 2 if something could not be
+restored or a bridge is missing or down.`
 
 func newReload() *cobra.Command {
 	return &cobra.Command{
@@ -67,7 +67,7 @@ func reload(stdout, stderr io.Writer) error {
 
 // printReloaded prints how many live attachments each plugin has, and the records that cannot be read.
 func printReloaded(stdout, stderr io.Writer) error {
-	records, err := attachment.All()
+	records, _, err := attachment.Scan()
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func printUnreadable(stderr io.Writer, network string) error {
 
 // unreadable returns the records of a network, or of all networks, that cannot be read.
 func unreadable(network string) ([]attachment.Damaged, error) {
-	damaged, err := attachment.Unreadable()
+	_, damaged, err := attachment.Scan()
 	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network }), err
 }
 

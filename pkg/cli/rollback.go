@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,8 @@ func newRollback() *cobra.Command {
 		Long: `Rewrites the state of running pods into the form of the reference plugins, and removes Podlace's own state: tables, index, records.
 From then on the reference plugins delete these pods. The pods' traffic continues.
 
-Install the reference plugins first: pods that Podlace adds later would not be rewritten. Without --yes the command changes nothing.`,
+Install the reference plugins first: pods that Podlace adds later would not be rewritten. Without --yes the command changes nothing.
+Exit status: 0 if all is done or printed, 1 if state of Podlace remains or would remain, 2 if the command could not run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			o.ConfDir = folders.ConfDir
@@ -32,16 +34,17 @@ Install the reference plugins first: pods that Podlace adds later would not be r
 				printLine(cmd.ErrOrStderr(), text)
 			}
 			o.Out = cmd.OutOrStdout()
-			if err := rollback.Run(o); err != nil {
-				printLine(cmd.ErrOrStderr(), err.Error())
-				return exitError(exitDiffers)
-			}
-			if o.Act {
-				fmt.Fprintln(o.Out, "Only the binaries of Podlace are left.")
-			} else {
+			err = rollback.Run(o)
+			switch {
+			case !o.Act:
 				fmt.Fprintln(o.Out, "Nothing was changed. --yes does it.")
+			case err == nil:
+				fmt.Fprintln(o.Out, "Only the binaries of Podlace are left.")
 			}
-			return nil
+			if errors.Is(err, rollback.ErrRemains) {
+				err = errors.Join(err, exitError(exitDiffers))
+			}
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&o.Act, "yes", false, "do it")

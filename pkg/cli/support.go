@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -175,7 +174,6 @@ func filesBelow(dir string) (names []string) {
 		}
 		return nil
 	})
-	slices.Sort(names)
 	return names
 }
 

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -27,17 +28,23 @@ const cniBinDir = "/opt/cni/bin"
 type testPod struct {
 	chain.Attachment
 	chain *chain.Chain
+	calls []chain.Call
 	space *sandbox.Pod
 	cache string
 }
 
-// openTestPod creates the namespace of a pod without network. remove() deletes it.
-func openTestPod(plugins string, list *chain.List, show func(chain.Call)) (*testPod, error) {
+// openTestPod creates the namespace of a pod without network. remove() deletes it. If show is true, each call of a plugin is printed.
+func openTestPod(plugins string, list *chain.List, show bool, stdout io.Writer) (*testPod, error) {
 	cache, err := os.MkdirTemp("", "podlace-trace")
 	if err != nil {
 		return nil, err
 	}
-	p := &testPod{cache: cache, chain: chain.New(plugins, cache, list, show)}
+	p := &testPod{cache: cache}
+	p.chain = chain.New(plugins, cache, list, func(c chain.Call) {
+		if p.calls = append(p.calls, c); show {
+			printCall(stdout, c)
+		}
+	})
 	if p.space, err = sandbox.NewPod("podlace-trace-" + strings.ToLower(rand.Text()[:8])); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(cache))
 	}

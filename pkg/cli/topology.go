@@ -100,8 +100,9 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	}
 	node.printGaps(stderr, slices.ContainsFunc(node.snapshot.Devices, pci.Device.IsVF))
 	for _, a := range list {
-		if _, err := readCounters(a.HostInterface); err != nil && a.HostInterface != "" && a.State == reconcile.Alive {
-			a.Fault = "interface missing"
+		if link, err := net.InterfaceByName(a.HostInterface); a.HostInterface != "" && a.State == reconcile.Alive &&
+			(err != nil || link.Flags&net.FlagUp == 0) {
+			a.Fault = "interface " + map[bool]string{true: "missing", false: "down"}[err != nil]
 		}
 	}
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)

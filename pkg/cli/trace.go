@@ -106,8 +106,6 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 	case err != nil:
 		printLine(stderr, fmt.Sprintf("no sandbox: %v", err))
 		return exitError(exitRefused)
-	case !inside && code == exitOK:
-		return nil
 	case !inside:
 		return exitError(code)
 	}
@@ -124,13 +122,7 @@ func (f traceFlags) trace(ctx context.Context, stdout, stderr io.Writer) error {
 
 // runVerbs runs ADD, CHECK and DEL, and prints what each plugin did.
 func (f traceFlags) runVerbs(ctx context.Context, plugins string, list *chain.List, limit uint64, stdout io.Writer) error {
-	var calls []chain.Call
-	p, err := openTestPod(plugins, list, func(c chain.Call) {
-		calls = append(calls, c)
-		if f.output != outputJSON {
-			printCall(stdout, c)
-		}
-	})
+	p, err := openTestPod(plugins, list, f.output != outputJSON, stdout)
 	if err != nil {
 		return err
 	}
@@ -143,9 +135,9 @@ func (f traceFlags) runVerbs(ctx context.Context, plugins string, list *chain.Li
 	}
 	err = errors.Join(err, p.remove(ctx))
 	if f.output == outputJSON {
-		return errors.Join(err, printJSON(stdout, calls))
+		return errors.Join(err, printJSON(stdout, p.calls))
 	}
-	printTotals(stdout, calls)
+	printTotals(stdout, p.calls)
 	return err
 }
 

@@ -56,7 +56,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 	if err := needRoot(); err != nil {
 		return err
 	}
-	all, err := attachment.All()
+	all, _, err := attachment.Scan()
 	if err != nil {
 		return err
 	}
@@ -78,13 +78,11 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 			return err
 		}
 	}
-	if err := printAs(f.output, stdout, list, func() { printPods(stdout, list) }); err != nil {
-		return err
+	err = printAs(f.output, stdout, list, func() { printPods(stdout, list) })
+	if err == nil && slices.ContainsFunc(list, (*tracedPod).failed) {
+		err = exitError(exitDiffers)
 	}
-	if slices.ContainsFunc(list, (*tracedPod).failed) {
-		return exitError(exitDiffers)
-	}
-	return nil
+	return err
 }
 
 // partsOf groups a pod's records by attachment, because each plugin of an attachment has its own record.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -23,8 +24,8 @@ type allocation struct {
 	r      *plugin.Request
 	l      *leases
 	host   *kernel.Node
-	mine   []netip.Addr        // taken by this ADD
-	taken  map[netip.Addr]bool // nil until the folder has been listed
+	mine   []netip.Addr // taken by this ADD
+	taken  []netip.Addr // of all leases, in their order; nil until the folder has been listed
 	misses int
 }
 
@@ -56,10 +57,17 @@ func (a *allocation) giveBack() error {
 	return errors.Join(errs...)
 }
 
+// reasons says why the pod cannot have addresses that it requests.
 func reasons(sets []RangeSet, requests []request) string {
-	list := make([]string, len(requests))
-	for i, q := range requests {
-		list[i] = fmt.Sprintf("%s is %s", q.addr, whyUnusable(sets, q.addr))
+	var list []string
+	for _, q := range requests {
+		why := fmt.Sprintf("%s is in no range of %s", q.addr, sets)
+		for _, set := range sets {
+			if _, in := set.find(q.addr); in {
+				why = fmt.Sprintf("%s is a second address of range set %s", q.addr, set)
+			}
+		}
+		list = append(list, why)
 	}
 	return strings.Join(list, ", ")
 }
@@ -117,7 +125,7 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 				return addr, err
 			}
 		}
-		if a.taken[addr] {
+		if _, taken := slices.BinarySearchFunc(a.taken, addr, netip.Addr.Compare); taken {
 			continue
 		}
 		if ok, err := a.take(addr); ok || err != nil {
@@ -135,7 +143,7 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 // list lists the lease folder, unless this ADD has done so.
 func (a *allocation) list() (err error) {
 	if a.taken == nil {
-		a.taken, err = a.l.leasedNames()
+		a.taken, err = a.l.names()
 	}
 	return err
 }
@@ -144,9 +152,8 @@ func (a *allocation) exhausted(set RangeSet) error {
 	if err := a.list(); err != nil {
 		return err
 	}
-	usage, _ := set.usage(a.taken)
-	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set), "%s in %s", usage,
-		a.l.dir.Path())
+	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set), "%s in %s",
+		set.usage(a.taken), a.l.dir.Path())
 }
 
 // take takes addr and returns true, or returns false if addr is not free. An address without a lease that the node itself has, or to which

@@ -106,6 +106,12 @@ func (a *allocation) isFree(is lease) (bool, error) {
 	return len(silent) > 0, err
 }
 
+// isReusable reports whether ADD may take a lease in a full set, if nobody answers for its address.
+func (l *leases) isReusable(set RangeSet, is lease) bool {
+	r, in := set.find(is.addr)
+	return in && is.addr != r.Gateway && (is.torn() || l.isEarlier(is))
+}
+
 // reclaim takes an address of a full set whose lease is torn or of an earlier boot, and deletes the other leases of an earlier boot for
 // which nobody answers, so that the next ADDs need not ask again. It asks for the oldest first.
 func (a *allocation) reclaim(set RangeSet) (got netip.Addr, ok bool, err error) {
@@ -113,16 +119,13 @@ func (a *allocation) reclaim(set RangeSet) (got netip.Addr, ok bool, err error) 
 	slices.SortStableFunc(all, func(a, b lease) int { return a.written.Compare(b.written) })
 	var old []netip.Addr
 	for _, is := range all {
-		r, in := set.find(is.addr)
-		if !in || is.addr == r.Gateway {
+		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) {
 			continue
 		}
 		if is.torn() {
 			return is.addr, true, a.takeOver(is.addr)
 		}
-		if len(old) < maxProbed && a.l.isEarlier(is) {
-			old = append(old, is.addr)
-		}
+		old = append(old, is.addr)
 	}
 	if len(old) == 0 || err != nil {
 		return got, false, err

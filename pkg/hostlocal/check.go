@@ -4,8 +4,7 @@ package hostlocal
 
 import (
 	"errors"
-	"io/fs"
-	"net/netip"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -30,43 +29,24 @@ func check(r *plugin.Request) error {
 		return plugin.Differs("lease folder: %w", err)
 	}
 	defer dir.Close()
-	leased := 0
+	l, leased := &leases{dir: dir, network: r.Network, log: r.Log}, 0
 	for _, ip := range r.Prev.IPs {
 		p, ok := kernel.Prefix(&ip.Address)
-		if !ok || !unknown && !cfg.serves(p.Addr()) {
+		serves := func(set RangeSet) bool { _, in := set.find(p.Addr()); return in }
+		if !ok || !unknown && !slices.ContainsFunc(cfg.Sets, serves) {
 			continue
 		}
-		err := checkLease(dir, p.Addr(), r.Attachment())
-		if unknown && errors.Is(err, fs.ErrNotExist) {
-			continue
+		switch is, found := l.read(p.Addr()); {
+		case found && owns(is.of, r.Attachment()):
+			leased++
+		case found:
+			return plugin.Differs("the lease of %s belongs to %s", p.Addr(), l.describe(is.of))
+		case !unknown:
+			return plugin.Differs("the lease of %s is missing", p.Addr())
 		}
-		if err != nil {
-			return err
-		}
-		leased++
 	}
 	if unknown && leased == 0 {
 		return plugin.Differs("no address of prevResult is leased to container %q interface %q", r.ContainerID, r.IfName)
 	}
 	return nil
-}
-
-func checkLease(dir *store.Dir, addr netip.Addr, a plugin.Attachment) error {
-	data, err := dir.Read(addr.String())
-	if err != nil {
-		return plugin.Differs("lease of %s: %w", addr, err)
-	}
-	if of := parseOwner(data); !owns(of, a) {
-		return plugin.Differs("the lease of %s belongs to container %q interface %q", addr, of.ContainerID, of.IfName)
-	}
-	return nil
-}
-
-func (c Config) serves(addr netip.Addr) bool {
-	for _, set := range c.Sets {
-		if _, ok := set.find(addr); ok {
-			return true
-		}
-	}
-	return false
 }

@@ -143,9 +143,6 @@ func parseSets(r *plugin.Request, raw rawConfig, fail func(error)) (sets []Range
 	for i, list := range lists {
 		for _, raw := range list {
 			r, wrong := parseRange(raw)
-			if wrong == nil {
-				wrong = r.forPods()
-			}
 			fail(plugin.WithKey(raw.Key, wrong))
 			err = cmp.Or(err, wrong)
 			sets[i] = append(sets[i], r)
@@ -163,26 +160,18 @@ func parseSets(r *plugin.Request, raw rawConfig, fail func(error)) (sets []Range
 
 // checkPerFamily returns an error if pods get several addresses of one family and the CNI version is older than 0.3.0.
 func checkPerFamily(v string, sets []RangeSet) error {
-	n4, n6 := 0, 0
+	n := map[bool]int{}
 	for _, s := range sets {
-		if s.is4() {
-			n4++
-		} else {
-			n6++
-		}
+		n[s.is4()]++
 	}
-	if ok, _ := version.GreaterThanOrEqualTo(v, "0.3.0"); !ok && (n4 > 1 || n6 > 1) {
+	if ok, _ := version.GreaterThanOrEqualTo(v, "0.3.0"); !ok && max(n[true], n[false]) > 1 {
 		return plugin.Errorf(plugin.CodeConfig, "CNI version %s does not support more than 1 address per family", v)
 	}
 	return nil
 }
 
 func parseRequests(r *plugin.Request, raw rawConfig, fail func(error)) (requests []request) {
-	var fromArgs []string
-	if s := r.Args["IP"]; s != "" {
-		fromArgs = []string{s}
-	}
-	for rank, source := range [][]string{raw.RuntimeConfig.IPs, raw.Args.CNI.IPs, fromArgs} {
+	for rank, source := range [][]string{raw.RuntimeConfig.IPs, raw.Args.CNI.IPs, strings.Fields(r.Args["IP"])} {
 		for _, s := range source {
 			bare, _, _ := strings.Cut(s, "/")
 			addr, err := netip.ParseAddr(bare)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -95,7 +96,7 @@ func TestL04OpensNoOthersLease(t *testing.T) {
 // fillFolder creates leases of other containers.
 func (l lab) fillFolder(addr netip.Addr, n int) {
 	l.Helper()
-	folder, err := openLeases(l.dir, &plugin.Request{Network: l.network, Log: slog.Default()})
+	folder, err := openLeases(l.dir, l.network, slog.Default(), attachment.Waiting)
 	if err != nil {
 		l.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package hostlocal
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -13,12 +14,6 @@ import (
 // another effect. Findings does no I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
-// NodeCIDRs returns the node's CIDRs. The plugin replaces the keyword usePodCidr with these CIDRs.
-func NodeCIDRs() ([]netip.Prefix, error) {
-	_, cidrs, err := nodeCIDRs(&plugin.Request{})
-	return cidrs, err
-}
-
 // Subnets returns the subnets in a configuration. Subnets omits each subnet that is invalid or unknown. The argument podCIDRs contains the
 // node's CIDRs. Subnets does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
@@ -26,17 +21,10 @@ func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	if json.Unmarshal(config, &raw) != nil {
 		return nil
 	}
-	lists := raw.rangeLists()
-	words := podCIDRWords(lists)
-	for _, word := range words.ranges {
-		cidr, _ := words.podCIDR(word.Subnet, podCIDRs)
-		word.Subnet = cidr.String()
-	}
-	for _, list := range lists {
-		for _, r := range list {
-			if subnet, err := netip.ParsePrefix(r.Subnet); err == nil {
-				subnets = append(subnets, subnet)
-			}
+	lists, _ := withCIDRs(raw.rangeLists(), podCIDRs)
+	for _, r := range slices.Concat(lists...) {
+		if subnet, err := netip.ParsePrefix(r.Subnet); err == nil {
+			subnets = append(subnets, subnet)
 		}
 	}
 	return subnets

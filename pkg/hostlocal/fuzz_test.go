@@ -57,11 +57,11 @@ func (s RangeSet) mustBeSound(t *testing.T) {
 		}
 	}
 	tries := 0
-	for addr, in := range s.startingAfter(s[len(s)-1].End) {
-		if tries++; !in.Contains(addr) || addr == in.Gateway {
+	for addr := range s.startingAfter(s[len(s)-1].End) {
+		if in, ok := s.find(addr); !ok || addr == in.Gateway {
 			t.Errorf("walked to %s in %+v", addr, in)
 		}
-		if tries > 5 {
+		if tries++; tries > 5 {
 			break
 		}
 	}
@@ -74,8 +74,7 @@ func FuzzOwner(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		a := parseOwner([]byte(text))
 		if a.ContainerID == "" && strings.TrimSpace(text) != "" ||
-			strings.ContainsFunc(a.ContainerID, func(c rune) bool { return c <= ' ' || c > '~' }) ||
-			strings.ContainsFunc(a.IfName, func(c rune) bool { return c == ' ' || !unicode.IsPrint(c) }) {
+			strings.ContainsFunc(a.ContainerID+a.IfName, func(c rune) bool { return c == ' ' || !unicode.IsPrint(c) }) {
 			t.Errorf("%q: %+v", text, a)
 		}
 		if !owns(a, a) && a.IfName != "" {
@@ -143,8 +142,12 @@ func compareWithModel(t *testing.T, subnet netip.Prefix, from, length, begin, ga
 	first := number(subnet.Addr())
 	size := new(big.Int).Lsh(big.NewInt(1), uint(subnet.Addr().BitLen()-subnet.Bits()))
 	end := plus(new(big.Int).Add(first, size), -1)
-	if got := number(lastOf(t, subnet)); got.Cmp(end) != 0 {
-		t.Fatalf("last of %s: %v, want %v", subnet, got, end)
+	usable := end
+	if subnet.Addr().Is4() && subnet.Bits() < 31 {
+		usable = plus(end, -1)
+	}
+	if got := number(lastUsable(subnet)); got.Cmp(usable) != 0 {
+		t.Fatalf("last of %s: %v, want %v", subnet, got, usable)
 	}
 	start, stop := plus(first, from), plus(first, from+length)
 	if _, ok := address(plus(first, gateway), subnet.Addr()); !ok || stop.Cmp(end) > 0 {
@@ -155,19 +158,10 @@ func compareWithModel(t *testing.T, subnet netip.Prefix, from, length, begin, ga
 		return a.String()
 	}
 	r, err := parseRange(rawRange{Subnet: subnet.String(), RangeStart: text(start), RangeEnd: text(stop), Gateway: text(plus(first, gateway))})
-	if err != nil {
+	if err != nil && !strings.Contains(err.Error(), "has no addresses for pods") && !strings.Contains(err.Error(), "no gateway can have it") {
 		t.Fatalf("%s %v-%v: %v", subnet, start, stop, err)
 	}
 	compareOrder(t, r, start, stop, plus(first, begin), plus(first, gateway))
-}
-
-func lastOf(t *testing.T, p netip.Prefix) netip.Addr {
-	t.Helper()
-	whole := p.Addr().Is6() || p.Bits() > 30
-	if usable := lastUsable(p); whole && usable != last(p) || !whole && usable.Next() != last(p) {
-		t.Errorf("last usable of %s is %s", p, usable)
-	}
-	return last(p)
 }
 
 // compareOrder checks the order of addresses. The expected order begins with the address after `begin`. After the last address of the

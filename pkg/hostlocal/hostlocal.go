@@ -8,7 +8,6 @@ package hostlocal
 import (
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -33,22 +32,16 @@ type state struct {
 	Unfinished bool            `json:"unfinished,omitempty"`
 }
 
-// ownRecord locks the attachment for a record of its own. It returns nil if a main plugin in this process has locked the attachment.
-func ownRecord(r *plugin.Request) (*attachment.Attachment, error) {
-	if r.LockFile != nil {
-		return nil, nil
-	}
-	return attachment.Open(r)
-}
-
 func add(r *plugin.Request) (result *types100.Result, err error) {
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
 	}
-	att, err := ownRecord(r)
-	if err != nil {
-		return nil, err
+	var att *attachment.Attachment // nil if a main plugin in this process has locked the attachment
+	if r.LockFile == nil {
+		if att, err = attachment.Open(r); err != nil {
+			return nil, err
+		}
 	}
 	defer att.Close()
 	l, err := openForAdd(cfg.Dir, r)
@@ -82,16 +75,16 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// refuseSecond returns an error if the record names an address that is still leased to the attachment.
+// refuseSecond returns an error if the record names an address that is still leased to the attachment, or may be.
 func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) error {
 	var st state
 	if _, err := att.Load(&st); err != nil {
 		return err
 	}
 	for _, p := range st.Addresses {
-		if ok, err := l.ownsLease(p.Addr(), r.Attachment()); ok || err != nil {
-			return plugin.WithHint(errors.Join(err, plugin.Errorf(plugin.CodeAddressTaken,
-				"%s has been allocated to %s, duplicate allocation is not allowed", p.Addr(), r.ContainerID)), "call DEL first")
+		if is, ok := l.read(p.Addr()); ok && (is.unread != nil || owns(is.of, r.Attachment())) {
+			return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken,
+				"%s has been allocated to %s, duplicate allocation is not allowed", p.Addr(), r.ContainerID), "call DEL first")
 		}
 	}
 	return nil
@@ -100,7 +93,7 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 // del releases the addresses in the record or in prevResult. If none of them is leased to the attachment, it reads all leases: the record
 // may be lost, and the runtime may have no result.
 func del(r *plugin.Request) error {
-	var att *attachment.Attachment // nil if a main plugin in this process has locked the attachment
+	var att *attachment.Attachment // as in ADD
 	if r.LockFile == nil {
 		var err error
 		if att, _, _, err = attachment.Take[state](r); err != nil {
@@ -113,7 +106,7 @@ func del(r *plugin.Request) error {
 		defer l.close()
 		err = l.releaseAll(r)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := ignoreMissing(err); err != nil {
 		return err
 	}
 	return att.Remove()
@@ -175,10 +168,7 @@ func gc(r *plugin.Request) error {
 		names, err = l.names()
 		l.close()
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	errs := []error{err}
+	errs := []error{ignoreMissing(err)}
 	stale := map[plugin.Attachment]bool{} // asked once for each attachment, since Stale logs
 	for part := range slices.Chunk(names, gcSlice) {
 		errs = append(errs, collectPart(r, dir, part, stale))

@@ -40,18 +40,15 @@ type leases struct {
 }
 
 // openLeases locks the lease folder, and makes it if it is missing.
-func openLeases(path string, r *plugin.Request) (*leases, error) {
+func openLeases(path, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
 	dir, err := store.Make(path, 0o755)
-	if err != nil {
-		return nil, fmt.Errorf("lease folder: %w", err)
-	}
-	return lockLeases(dir, r.Network, r.Log, attachment.Waiting)
+	return lockLeases(dir, err, network, log, locks)
 }
 
 // openForAdd locks the lease folder. If somebody has emptied the folder, openForAdd first creates the leases of live pods again, so that no
 // other pod gets their addresses.
 func openForAdd(path string, r *plugin.Request) (*leases, error) {
-	l, err := openLeases(path, r)
+	l, err := openLeases(path, r.Network, r.Log, attachment.Waiting)
 	if err != nil || !l.markBoot() {
 		return l, err
 	}
@@ -59,20 +56,20 @@ func openForAdd(path string, r *plugin.Request) (*leases, error) {
 	if err := restore(r.Network, r.Log, attachment.Trying, nil); err != nil {
 		return nil, err
 	}
-	return openLeases(path, r)
+	return openLeases(path, r.Network, r.Log, attachment.Waiting)
 }
 
 // openExisting locks the lease folder. If the network never had a lease, the error is fs.ErrNotExist.
 func openExisting(path string, r *plugin.Request) (*leases, error) {
 	dir, err := store.Open(path)
+	return lockLeases(dir, err, r.Network, r.Log, attachment.Waiting)
+}
+
+// lockLeases locks a lease folder, or closes it if it returns an error. The argument "err" is the error of opening the folder.
+func lockLeases(dir *store.Dir, err error, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lease folder: %w", err)
 	}
-	return lockLeases(dir, r.Network, r.Log, attachment.Waiting)
-}
-
-// lockLeases locks an open lease folder, or closes it if it returns an error.
-func lockLeases(dir *store.Dir, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
 	lock, err := locks.File(dir, lockFile, 0o750)
 	if err != nil {
 		dir.Close()
@@ -96,11 +93,9 @@ const maxLease = 1024
 // invalid content, parseOwner returns an ID that no container has, so that the address counts as taken.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
-	foreign := func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '/' }
-	// This check allows more interface names than plugin.ValidIfName, because leases of other plugins may contain names such as "default" or
-	// "a%b".
-	foreignIf := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
-	if len(data) > maxLease || strings.ContainsFunc(id, foreign) || strings.ContainsFunc(ifname, foreignIf) || !utf8.ValidString(ifname) {
+	// leases of other plugins may contain interface names such as "default" or "a%b"
+	foreign := func(c rune) bool { return c == ' ' || c == '/' || !unicode.IsPrint(c) }
+	if len(data) > maxLease || !utf8.Valid(data) || strings.ContainsFunc(id+ifname, foreign) {
 		return plugin.Attachment{ContainerID: fmt.Sprintf("?%x", sha512.Sum512_256(data))}
 	}
 	return plugin.Attachment{ContainerID: id, IfName: ifname}
@@ -115,11 +110,15 @@ type lease struct {
 	addr    netip.Addr
 	of      plugin.Attachment
 	written time.Time
+	unread  error // why the owner is not known; nil if a folder or an irregular file is in place of the lease
 }
 
 // torn reports whether the file is empty: the reference plugin creates a lease before it writes the owner, and was killed in between. Who
 // holds the lock may take the address.
 func (is lease) torn() bool { return is.of.ContainerID == "" }
+
+// unreadable is the owner of a lease that cannot be read.
+const unreadable = "?"
 
 // read reads the lease of an address. The result ok is false if there is none. A file that cannot be read keeps its address.
 func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
@@ -129,9 +128,12 @@ func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
 		return lease{}, false
 	case err != nil:
 		l.log.Warn("unreadable lease keeps its address", "lease", addr, "error", err)
-		return lease{addr: addr, of: plugin.Attachment{ContainerID: "?"}}, true
+		if errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
+			err = nil
+		}
+		return lease{addr: addr, of: plugin.Attachment{ContainerID: unreadable}, unread: err}, true
 	}
-	return lease{addr, parseOwner(data), written}, true
+	return lease{addr: addr, of: parseOwner(data), written: written}, true
 }
 
 // names returns the addresses that have a lease file, in their order.
@@ -161,16 +163,6 @@ func (l *leases) all() (list []lease, err error) {
 	return list, err
 }
 
-// leasedNames returns the addresses that have a lease file as a set.
-func (l *leases) leasedNames() (map[netip.Addr]bool, error) {
-	list, err := l.names()
-	taken := make(map[netip.Addr]bool, len(list))
-	for _, addr := range list {
-		taken[addr] = true
-	}
-	return taken, err
-}
-
 // createLease creates the lease file of addr. The result ok is false if addr has a lease file that is not torn.
 func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	content := []byte(leaseContent(a))
@@ -189,31 +181,14 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 
 // release deletes the lease of an address if the given attachment owns it and it is not newer than the given time, unless that is zero.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment, notAfter time.Time) (bool, error) {
-	ok, err := l.ownsLease(addr, a)
-	if ok && !notAfter.IsZero() {
-		var written time.Time
-		written, err = l.dir.Written(addr.String())
-		ok = !written.After(notAfter)
-	}
-	if !ok || err != nil {
-		return false, err
+	is, ok := l.read(addr)
+	if !ok || is.of.ContainerID == unreadable || !owns(is.of, a) || !notAfter.IsZero() && is.written.After(notAfter) {
+		return false, is.unread
 	}
 	if err := l.dir.Remove(addr.String()); err != nil {
 		return false, fmt.Errorf("lease %s: %w", addr, err)
 	}
 	return true, nil
-}
-
-// ownsLease reports whether the given attachment owns the lease of an address.
-func (l *leases) ownsLease(addr netip.Addr, a plugin.Attachment) (bool, error) {
-	data, err := l.dir.Read(addr.String())
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("lease %s: %w", addr, err)
-	}
-	return owns(parseOwner(data), a), nil
 }
 
 // recordsOf returns the records of an attachment. A record is on tmpfs, so its attachment was made in this boot.

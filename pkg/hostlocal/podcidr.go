@@ -43,75 +43,56 @@ func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. resolvePodCIDRs reads the file with the CIDRs only if the ranges
 // contain a keyword. If the ranges contain both keywords, but the node has CIDRs of only one address family, pods get addresses of only
-// this family. In this case, resolvePodCIDRs omits the range with the keyword of the missing family, and the result "partial" is true.
+// this family, and the result "partial" is true.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
-	words := podCIDRWords(lists)
-	if len(words.ranges) == 0 {
+	v4, v6 := use(lists, usePodCIDR), use(lists, usePodCIDRIPv6)
+	if !v4 && !v6 {
 		return lists, false, nil
 	}
 	file, cidrs, err := nodeCIDRs(r)
 	if err != nil {
 		return nil, false, podCIDRError(err)
 	}
-	for _, word := range words.ranges {
-		cidr, family := words.podCIDR(word.Subnet, cidrs)
-		switch {
-		case cidr.IsValid():
-			word.Subnet = cidr.String()
-		case words.v4 && words.v6:
-			word.Subnet, partial = absentCIDR, true
-		default:
-			return nil, false, podCIDRError(fmt.Errorf("%s has no %s CIDR", file, family))
-		}
+	resolved, absent := withCIDRs(lists, cidrs)
+	if absent != "" && v4 != v6 {
+		return nil, false, podCIDRError(fmt.Errorf("%s has no %s CIDR", file, absent))
 	}
-	if partial {
-		lists = withoutAbsent(lists)
-	}
-	return lists, partial, nil
+	return resolved, absent != "", nil
 }
 
-// absentCIDR replaces a keyword if the node has no CIDR of the matching address family.
-const absentCIDR = "absent"
+func use(lists [][]rawRange, word string) bool {
+	return slices.ContainsFunc(slices.Concat(lists...), func(r rawRange) bool { return strings.EqualFold(r.Subnet, word) })
+}
 
-// withoutAbsent removes the ranges whose subnet is absentCIDR. withoutAbsent also removes sets without any other range.
-func withoutAbsent(lists [][]rawRange) (left [][]rawRange) {
+// withCIDRs replaces the keywords in the ranges by CIDRs. It leaves out a range for whose family there is no CIDR, and a set without any
+// other range. The result "absent" is the family of such a range.
+func withCIDRs(lists [][]rawRange, cidrs []netip.Prefix) (resolved [][]rawRange, absent string) {
+	v4, v6 := first(cidrs, true), first(cidrs, false)
+	if !v4.IsValid() && !use(lists, usePodCIDRIPv6) {
+		v4 = v6
+	}
 	for _, list := range lists {
-		rest := slices.DeleteFunc(slices.Clone(list), func(r rawRange) bool { return r.Subnet == absentCIDR })
-		if len(rest) > 0 || len(list) == 0 {
-			left = append(left, rest)
-		}
-	}
-	return left
-}
-
-// podCIDRs contains the ranges whose subnet is a keyword. Two boolean fields say which of the two keywords the ranges contain.
-type podCIDRs struct {
-	ranges []*rawRange
-	v4, v6 bool
-}
-
-func podCIDRWords(lists [][]rawRange) (words podCIDRs) {
-	for _, list := range lists {
-		for i := range list {
-			is4, is6 := strings.EqualFold(list[i].Subnet, usePodCIDR), strings.EqualFold(list[i].Subnet, usePodCIDRIPv6)
-			words.v4, words.v6 = words.v4 || is4, words.v6 || is6
-			if is4 || is6 {
-				words.ranges = append(words.ranges, &list[i])
+		var rest []rawRange
+		for _, raw := range list {
+			cidr, family := v4, "IPv4"
+			switch {
+			case strings.EqualFold(raw.Subnet, usePodCIDRIPv6):
+				cidr, family = v6, "IPv6"
+			case !strings.EqualFold(raw.Subnet, usePodCIDR):
+				rest = append(rest, raw)
+				continue
+			}
+			if raw.Subnet = cidr.String(); cidr.IsValid() {
+				rest = append(rest, raw)
+			} else {
+				absent = family
 			}
 		}
+		if len(rest) > 0 || len(list) == 0 {
+			resolved = append(resolved, rest)
+		}
 	}
-	return words
-}
-
-// podCIDR returns the node's CIDR that replaces a keyword, or the zero Prefix if the node has no suitable CIDR.
-func (w podCIDRs) podCIDR(word string, cidrs []netip.Prefix) (cidr netip.Prefix, family string) {
-	if strings.EqualFold(word, usePodCIDRIPv6) {
-		return first(cidrs, false), "IPv6"
-	}
-	if cidr = first(cidrs, true); !cidr.IsValid() && !w.v6 {
-		cidr = first(cidrs, false)
-	}
-	return cidr, "IPv4"
+	return resolved, absent
 }
 
 func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
@@ -123,28 +104,13 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them.
+// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them. A CIDR that pods cannot use is an error.
 func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error) {
 	file, node, err := nodefile.Of(r)
-	if err != nil {
-		return "", nil, err
-	}
-	if err := checkCIDRs(node.PodCIDRs); err != nil {
-		return "", nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return file, node.PodCIDRs, nil
-}
-
-// checkCIDRs returns an error if the plugin cannot use a CIDR as a range. The caller adds the name of the file to the error.
-func checkCIDRs(cidrs []netip.Prefix) error {
-	for _, cidr := range cidrs {
-		r, err := parseRange(rawRange{Subnet: cidr.String()})
-		if err == nil {
-			err = r.forPods()
-		}
-		if err != nil {
-			return err
+	for _, cidr := range node.PodCIDRs {
+		if _, err := parseRange(rawRange{Subnet: cidr.String()}); err != nil {
+			return "", nil, fmt.Errorf("%s: %w", file, err)
 		}
 	}
-	return nil
+	return file, node.PodCIDRs, err
 }

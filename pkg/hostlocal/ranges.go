@@ -4,10 +4,10 @@ package hostlocal
 
 import (
 	"encoding/binary"
-	"fmt"
 	"iter"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -59,7 +59,7 @@ func parseRange(raw rawRange) (Range, error) {
 	if r.End.Less(r.Start) {
 		return Range{}, plugin.KeyErrorf("rangeStart", "ipam rangeStart %s is after rangeEnd %s", r.Start, r.End)
 	}
-	return r, nil
+	return r, r.forPods()
 }
 
 // forPods returns an error if pods cannot use the addresses of the subnet. forPods also returns an error if no host can have the address of
@@ -95,25 +95,21 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 	return nil
 }
 
-// last() returns the last address of a prefix. The last address of an IPv4 prefix is the broadcast address.
-func last(p netip.Prefix) netip.Addr {
+// pointToPoint reports whether a subnet has only one or two addresses, and therefore no network address and no broadcast address. Pods can
+// use all addresses of such a small subnet (RFC 3021 for IPv4, RFC 6164 for IPv6).
+func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
+
+// lastUsable returns the last address of a prefix that a pod can have. The last address of an IPv4 prefix is the broadcast address.
+func lastUsable(p netip.Prefix) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
 		bytes[bit/8] |= 1 << (7 - bit%8)
 	}
 	addr, _ := netip.AddrFromSlice(bytes)
-	return addr
-}
-
-// pointToPoint reports whether a subnet has only one or two addresses, and therefore no network address and no broadcast address. Pods can
-// use all addresses of such a small subnet (RFC 3021 for IPv4, RFC 6164 for IPv6).
-func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
-
-func lastUsable(p netip.Prefix) netip.Addr {
 	if p.Addr().Is4() && !pointToPoint(p) {
-		return last(p).Prev()
+		return addr.Prev()
 	}
-	return last(p)
+	return addr
 }
 
 // Contains reports whether addr is in the range.
@@ -149,41 +145,29 @@ func (s RangeSet) find(addr netip.Addr) (Range, bool) {
 func (s RangeSet) is4() bool { return s[0].Start.Is4() }
 
 func checkSets(sets []RangeSet) error {
+	var before []Range
 	for i, set := range sets {
 		if len(set) == 0 {
 			return plugin.Errorf(plugin.CodeConfig, "ipam ranges[%d]: is empty", i)
 		}
-		for j, r := range set {
+		for _, r := range set {
 			if r.Start.Is4() != set.is4() {
 				return plugin.Errorf(plugin.CodeConfig, "ipam ranges[%d]: mixes IPv4 and IPv6", i)
 			}
-			for k, other := range sets[:i+1] {
-				if err := checkOverlap(r, other, k == i, j); err != nil {
-					return err
-				}
+			if k := slices.IndexFunc(before, r.overlaps); k >= 0 {
+				return plugin.Errorf(plugin.CodeConfig, "ipam ranges %s and %s overlap", before[k], r)
 			}
+			before = append(before, r)
 		}
 	}
 	return nil
 }
 
-func checkOverlap(r Range, set RangeSet, same bool, before int) error {
-	if same {
-		set = set[:before]
-	}
-	for _, o := range set {
-		if r.overlaps(o) {
-			return plugin.Errorf(plugin.CodeConfig, "ipam ranges %s and %s overlap", o, r)
-		}
-	}
-	return nil
-}
-
-// startingAfter yields each address of the set together with its range, but no gateways. startingAfter starts with the address after the
+// startingAfter yields each address of the set, but no gateways. startingAfter starts with the address after the
 // argument "begin". After the last address of the set, startingAfter continues with the first address, and ends with begin. If begin is not
 // in the set, startingAfter starts with the first address of the set.
-func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
-	return func(yield func(netip.Addr, Range) bool) {
+func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
 		at, first, stop := 0, s[0].Start, netip.Addr{}
 		for i, r := range s {
 			if r.Contains(begin) {
@@ -200,7 +184,7 @@ func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq2[netip.Addr, Range] {
 				to = stop
 			}
 			for addr := from; addr.IsValid() && r.Contains(addr) && !to.Less(addr); addr = addr.Next() {
-				if addr != r.Gateway && !yield(addr, r) {
+				if addr != r.Gateway && !yield(addr) {
 					return
 				}
 			}
@@ -222,43 +206,13 @@ func (s RangeSet) count() (total float64) {
 	return total
 }
 
-// leasedCount returns how many addresses of the set are taken.
-func (s RangeSet) leasedCount(taken map[netip.Addr]bool) (n int) {
-	for addr := range taken {
+// usage counts the leased addresses of the set.
+func (s RangeSet) usage(leased []netip.Addr) Usage {
+	u := Usage{Set: s, IPv4: s.is4(), Size: s.count()}
+	for _, addr := range leased {
 		if r, in := s.find(addr); in && addr != r.Gateway {
-			n++
+			u.Leased++
 		}
 	}
-	return n
-}
-
-// usage() returns a text that says how many addresses of the set are taken. The result "full" is true if all addresses of the set are
-// taken.
-func (s RangeSet) usage(taken map[netip.Addr]bool) (text string, full bool) {
-	n, total := s.leasedCount(taken), s.count()
-	size := "more than 2^32"
-	if total <= 1<<32 {
-		size = fmt.Sprint(uint64(total))
-	}
-	return fmt.Sprintf("%d of %s addresses are leased", n, size), float64(n) >= total
-}
-
-// whyUnusable returns the reason why the plugin cannot assign the requested address addr.
-func whyUnusable(sets []RangeSet, addr netip.Addr) string {
-	for _, s := range sets {
-		for _, r := range s {
-			switch {
-			case addr == r.Gateway:
-				return fmt.Sprintf("the gateway of %s", r.Subnet)
-			case r.Contains(addr):
-				return fmt.Sprintf("a second address of range set %s", s)
-			case !r.Subnet.Contains(addr):
-			case !pointToPoint(r.Subnet) && addr == r.Subnet.Addr():
-				return fmt.Sprintf("the network address of %s", r.Subnet)
-			case addr == last(r.Subnet) && addr != lastUsable(r.Subnet):
-				return fmt.Sprintf("the broadcast address of %s", r.Subnet)
-			}
-		}
-	}
-	return "in no range"
+	return u
 }

@@ -11,14 +11,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// maxResolvConf is the maximum size of a resolv.conf file in bytes. Usual files are far smaller: resolvers use only three name servers and
-// six search domains (resolv.conf(5)).
-const maxResolvConf = 64 << 10
-
 // readResolvConf reads a file in the syntax of resolv.conf(5). Like the reference plugin, readResolvConf does not check or change the
 // values.
 func readResolvConf(path string) (types.DNS, error) {
-	data, err := store.ReadSmall(path, maxResolvConf, 0) // resolv.conf is a symbolic link on many nodes
+	data, err := store.ReadFile(path) // resolv.conf is a symbolic link on many nodes
 	if err != nil {
 		return types.DNS{}, plugin.Errorf(plugin.CodeConfig, "ipam resolvConf: %w", err)
 	}
@@ -28,9 +24,6 @@ func readResolvConf(path string) (types.DNS, error) {
 func parseResolvConf(text string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
-			continue
-		}
 		fields := strings.Fields(line)
 		if len(fields) < 2 {
 			continue

@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 // Restore creates the missing leases of all live attachments, except for those of VFs, for example after somebody has emptied a lease
@@ -81,11 +80,7 @@ func restoreLeases(listed attachment.Record, log *slog.Logger, locks attachment.
 		return nil
 	}
 	path, _ := leaseDirOf(rec.Record)
-	dir, err := store.Make(path, 0o755)
-	if err != nil {
-		return err
-	}
-	l, err := lockLeases(dir, rec.Network, log, locks)
+	l, err := openLeases(path, rec.Network, log, locks)
 	if err != nil {
 		return err
 	}

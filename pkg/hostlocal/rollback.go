@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/store"
@@ -25,25 +26,26 @@ func RemoveBootFile(network, dataDir string) error {
 	return ignoreMissing(os.Remove(path))
 }
 
-// RemoveFolder removes the lease folder of a network that has no leases. RemoveFolder returns the path of the removed folder, or "" if it
-// still exists.
+// RemoveFolder removes the lease folder of a network that contains no lease, and no file of another program. RemoveFolder returns the path
+// of the removed folder, or "" if it still exists.
 func RemoveFolder(network, dataDir string) (removed string, err error) {
 	path := leaseDir(network, dataDir)
-	if found, err := Leases(path); err != nil || len(found) > 0 {
-		return "", err
-	}
 	dir, err := store.Open(path)
 	if err != nil {
 		return "", ignoreMissing(err)
 	}
 	defer dir.Close()
 	names, err := dir.List()
-	for _, name := range names {
-		if name == lockFile || name == bootFile || strings.HasPrefix(name, lastPrefix) {
-			err = errors.Join(err, dir.Remove(name))
-		}
+	foreign := func(name string) bool {
+		return name != lockFile && name != bootFile && !strings.HasPrefix(name, lastPrefix)
 	}
-	if err != nil || os.Remove(path) != nil { // the folder stays if it contains a file of another program
+	if err != nil || slices.ContainsFunc(names, foreign) {
+		return "", err
+	}
+	for _, name := range names {
+		err = errors.Join(err, dir.Remove(name))
+	}
+	if err = errors.Join(err, os.Remove(path)); err != nil {
 		return "", err
 	}
 	return path, nil

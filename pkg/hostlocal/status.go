@@ -58,61 +58,62 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 	}
 }
 
-// exhaustedSets describes the range sets that have no free address.
+// exhaustedSets describes the range sets that have no free address, and none that ADD could take from a pod of an earlier boot.
 func (c Config) exhaustedSets(r *plugin.Request) (full []string, err error) {
-	dir, err := store.Open(c.Dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
-	}
-	defer dir.Close()
-	l := &leases{dir: dir, network: r.Network, log: r.Log}
-	taken, err := l.leasedNames()
+	usage, err := c.usage(r)
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
-	for _, set := range c.Sets {
-		if usage, none := set.usage(taken); none && !l.hasEarlier(set) {
-			full = append(full, fmt.Sprintf("%s: %s in %s", set, usage, c.Dir))
+	usage = slices.DeleteFunc(usage, func(u Usage) bool { return !u.Full() })
+	if len(usage) == 0 {
+		return nil, nil
+	}
+	l, all, _ := readLeases(c.Dir, r.Log) // without the boot file, no lease is of an earlier boot
+	for _, u := range usage {
+		if !slices.ContainsFunc(all, func(is lease) bool { return l.isReusable(u.Set, is) }) {
+			full = append(full, fmt.Sprintf("%s: %s in %s", u.Set, u, c.Dir))
 		}
 	}
 	return full, nil
 }
 
-// hasEarlier reports whether an ADD could take an address of the set from a pod of an earlier boot.
-func (l *leases) hasEarlier(set RangeSet) bool {
-	l.since, _, _ = boot(l.dir) // without it, no lease is earlier
-	all, _ := l.all()
-	return slices.ContainsFunc(all, func(is lease) bool { _, in := set.find(is.addr); return in && (is.torn() || l.isEarlier(is)) })
-}
-
 // Usage describes how many addresses of a range set are leased.
 type Usage struct {
-	Set    string // the ranges
+	Set    RangeSet
 	IPv4   bool
 	Leased int
 	Size   float64 // assignable addresses, rounded if there are more than 2^53
 }
 
+// Full reports whether all addresses of the set are leased.
+func (u Usage) Full() bool { return float64(u.Leased) >= u.Size }
+
+// String returns a text such as "3 of 253 addresses are leased".
+func (u Usage) String() string {
+	return fmt.Sprintf("%d of %.0f addresses are leased", u.Leased, u.Size)
+}
+
 // ReadUsage returns the usage of each range set in a configuration. ReadUsage takes no lock.
-func ReadUsage(r *plugin.Request) (list []Usage, err error) {
+func ReadUsage(r *plugin.Request) ([]Usage, error) {
 	cfg, err := Parse(r)
 	if err != nil {
 		return nil, err
 	}
-	taken := map[netip.Addr]bool{}
-	dir, err := store.Open(cfg.Dir)
+	return cfg.usage(r)
+}
+
+func (c Config) usage(r *plugin.Request) (list []Usage, err error) {
+	var names []netip.Addr
+	dir, err := store.Open(c.Dir)
 	if err == nil {
 		defer dir.Close()
-		taken, err = (&leases{dir: dir, log: r.Log}).leasedNames()
+		names, err = (&leases{dir: dir, log: r.Log}).names()
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("lease folder: %w", err)
 	}
-	for _, set := range cfg.Sets {
-		list = append(list, Usage{set.String(), set.is4(), set.leasedCount(taken), set.count()})
+	for _, set := range c.Sets {
+		list = append(list, set.usage(names))
 	}
 	return list, nil
 }

@@ -41,6 +41,28 @@ func TestStrictStatus(t *testing.T) {
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
+// TestStatusReadsOnce: with two exhausted range sets, STATUS opens each file once. The lease of a gateway frees no address.
+func TestStatusReadsOnce(t *testing.T) {
+	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/31"}]],"strictStatus":true`)
+	l.ok(l.call("ADD", "a", ""))
+	l.reboot()
+	l.ok(l.call("DEL", "a", ""))
+	l.put("10.1.2.1", "old\r\neth0")
+	l.put("10.1.2.2", "new\r\neth0")
+	l.put("10.1.3.0", "new\r\neth0")
+	l.put("10.1.3.1", "new\r\neth0")
+	if err := os.Chtimes(filepath.Join(l.dir, "10.1.2.1"), time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for name, n := range openCounts(t, l.dir, func() {
+		l.mustFail(l.call("STATUS", "", ""), plugin.CodeNotAvailable, "no IP addresses available in range set: 10.1.2.1")
+	}) {
+		if n != 1 {
+			t.Errorf("STATUS opened %s %d times", name, n)
+		}
+	}
+}
+
 // TestStatusLogsChanges (F-47): STATUS logs one line when a pool becomes exhausted, and one line when it has free addresses again. Further
 // calls of STATUS log nothing.
 func TestStatusLogsChanges(t *testing.T) {
@@ -84,7 +106,7 @@ func TestC72StatusIsPassive(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	lock, err := dir.Lock(lockFile, 0o750)
+	lock, err := dir.Lock(store.LockTimeout, lockFile, 0o750)
 	if err != nil {
 		t.Fatal(err)
 	}

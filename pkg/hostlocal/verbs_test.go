@@ -24,13 +24,13 @@ func TestCheck(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
 	l.ok(l.call("CHECK", "a", prev("10.1.2.2/24", "192.0.2.1/24", "fd00::1/64"))) // addresses of other plugins do not count
-	l.mustFail(l.call("CHECK", "a", prev("10.1.2.3/24")), plugin.CodeStateDiffers, "lease of 10.1.2.3")
+	l.mustFail(l.call("CHECK", "a", prev("10.1.2.3/24")), plugin.CodeStateDiffers, "the lease of 10.1.2.3 is missing")
 	l.mustFail(l.call("CHECK", "b", prev("10.1.2.2/24")), plugin.CodeStateDiffers,
-		`the lease of 10.1.2.2 belongs to container "a" interface "eth0"`)
+		"the lease of 10.1.2.2 belongs to container a, interface eth0")
 	other := plugin.Attachment{ContainerID: "a", IfName: "net1"}
 	l.mustFail(l.callFor("CHECK", other, prev("10.1.2.2/24")), plugin.CodeStateDiffers, "belongs to")
 	l.put("10.1.2.2", "")
-	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, `container ""`)
+	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "a file that cannot be read")
 	if err := os.RemoveAll(l.dir); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestGCKeepsUnusualInterfaces(t *testing.T) {
 // TestForeignOwners: a lease file contains something that is no owner. For such a lease, parseOwner must return an ID that no
 // container has.
 func TestForeignOwners(t *testing.T) {
-	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "é\r\neth0"} {
+	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "x y\r\neth0"} {
 		if of := parseOwner([]byte(lease)); of.ContainerID[0] != '?' {
 			t.Errorf("%q belongs to %v", lease, of)
 		}
@@ -268,6 +268,20 @@ func TestUnreadableLease(t *testing.T) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[]`))
 	if _, err := os.Stat(filepath.Join(l.dir, "10.1.2.4")); err != nil {
 		t.Error("it is gone")
+	}
+	// the runtime must call DEL of a pod again whose lease cannot be read
+	l.mustGive("d", "10.1.2.6/24")
+	if err := os.Truncate(filepath.Join(l.dir, "10.1.2.6"), 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	l.mustFail(l.call("ADD", "d", ""), plugin.CodeAddressTaken, "10.1.2.6 has been allocated to d")
+	l.mustFail(l.call("DEL", "d", ""), plugin.CodeIO, "10.1.2.6: larger than")
+	if err := os.WriteFile(filepath.Join(l.dir, "10.1.2.6"), []byte("d\r\neth0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.ok(l.call("DEL", "d", ""))
+	if _, err := os.Stat(filepath.Join(l.dir, "10.1.2.6")); err == nil {
+		t.Error("the second DEL left it")
 	}
 }
 

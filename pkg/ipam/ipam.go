@@ -76,7 +76,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 }
 
 func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
-	result, err := plugin.ReadResult(r.CNIVersion, out)
+	result, _, err := plugin.ReadResult(r.CNIVersion, out)
 	if err != nil {
 		return nil, plugin.Errorf(plugin.CodeDecode, "its result: %w", err)
 	}

@@ -20,9 +20,6 @@ const lockFile = ".iptables"
 // space.
 type NAT map[string][]string
 
-// Read reads the nat table.
-func Read(is4 bool) (NAT, error) { return readTable(name(is4), nil) }
-
 func parse(out string) NAT {
 	t := NAT{}
 	for line := range strings.Lines(out) {
@@ -98,7 +95,7 @@ func open(program string, wait bool) (*Edit, error) {
 	if e.dir, err = store.Make(store.Root, 0o700); err != nil {
 		return nil, err
 	}
-	if e.lock, err = e.dir.LockWithin(most, lockFile, 0o600); err != nil {
+	if e.lock, err = e.dir.Lock(most, lockFile, 0o600); err != nil {
 		e.dir.Close()
 		return nil, err
 	}

@@ -68,14 +68,7 @@ func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	return p.readPrev(r, env)
 }
 
-func (p Plugin) supports(v string) bool {
-	for _, s := range p.versions().SupportedVersions() {
-		if s == v {
-			return true
-		}
-	}
-	return false
-}
+func (p Plugin) supports(v string) bool { return slices.Contains(p.versions().SupportedVersions(), v) }
 
 // CheckVersion returns an error with code 1 if the plugin does not support the version of the CNI specification, or if this version has no
 // such verb.
@@ -118,17 +111,12 @@ func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, "", nil
 	}
-	return readResult(env.CNIVersion, env.PrevResult)
+	return ReadResult(env.CNIVersion, env.PrevResult)
 }
 
-// ReadResult parses a result of any version. If the result contains no version, ReadResult uses its first argument, the version of the
-// configuration.
-func ReadResult(v string, raw []byte) (*types100.Result, error) {
-	result, _, err := readResult(v, raw)
-	return result, err
-}
-
-func readResult(v string, raw []byte) (result *types100.Result, own string, err error) {
+// ReadResult parses a result of any version, and also returns this version. If the result contains none, ReadResult uses its first
+// argument, the version of the configuration.
+func ReadResult(v string, raw []byte) (result *types100.Result, own string, err error) {
 	defer func() { // the library panics on a null entry
 		if p := recover(); p != nil {
 			result, err = nil, fmt.Errorf("malformed: %v", p)

@@ -5,9 +5,12 @@ package plugin
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/podlace/podlace/pkg/strict"
 )
 
 // maxConfig is the maximum size of stdin in bytes. The configuration that libcni passes has a few kilobytes, including prevResult.
@@ -25,7 +28,7 @@ func (r *Request) DecodeWithin(key string, raw any) error {
 		return err
 	}
 	for _, f := range UnknownKeys(r.Config, key, reflect.ValueOf(raw).Elem().Interface()) {
-		r.Log.Warn(f.Text, "key", quote(f.Key))
+		r.Log.Warn(f.Text, "key", f.Key)
 	}
 	return nil
 }
@@ -46,31 +49,49 @@ func Decode(data []byte, into any) error {
 var commonKeys = []string{"$schema", "cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "logLevel", "logFile", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
-// The type jsonField is a field of a struct into which JSON is decoded.
-type jsonField struct {
-	name string
-	of   reflect.Type
-}
-
-// jsonFields returns the fields of the struct t, including fields of embedded structs. The keys of the returned map are the JSON names in
-// lower case.
-func jsonFields(t reflect.Type) map[string]jsonField {
-	fields := map[string]jsonField{}
-	for f := range t.Fields() {
-		ft := f.Type
-		if ft.Kind() == reflect.Pointer {
-			ft = ft.Elem()
-		}
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if f.Anonymous && name == "" {
-			for k, v := range jsonFields(ft) {
-				fields[k] = v
+// Fields returns the types of the values that encoding/json decodes into a struct, by their keys. It also looks into pointers and lists.
+func Fields(t reflect.Type) map[string]reflect.Type {
+	fields := map[string]reflect.Type{}
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() == reflect.Struct {
+		for _, f := range reflect.VisibleFields(t) {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
+				fields[name] = f.Type
 			}
-		} else if name != "" && name != "-" {
-			fields[strings.ToLower(name)] = jsonField{name, ft}
 		}
 	}
 	return fields
+}
+
+// CheckKeys compares a value with the Go type into which it is decoded. It calls a function for each key that no field of the type has, and
+// reports values of another type.
+func CheckKeys(r *strict.Report, v strict.Value, t reflect.Type, unknown func(v strict.Value, known []string)) {
+	below := func(t reflect.Type) func(strict.Value) {
+		return func(v strict.Value) { CheckKeys(r, v, t, unknown) }
+	}
+	switch {
+	case v.Data == nil || t == reflect.TypeFor[json.RawMessage]():
+	case t.Kind() == reflect.Pointer:
+		CheckKeys(r, v, t.Elem(), unknown)
+	case t.Kind() == reflect.Slice:
+		r.Each(below(t.Elem()))(v)
+	case t.Kind() == reflect.Map:
+		r.Members(below(t.Elem()))(v)
+	case t.Kind() == reflect.Struct && (t.NumField() == 0 || len(Fields(t)) > 0): // a quantity, whose fields have no keys, decodes itself
+		fields := strict.Fields{}
+		known := slices.Sorted(maps.Keys(Fields(t)))
+		for key, t := range Fields(t) {
+			fields[key] = below(t)
+		}
+		fields[strict.Others] = func(v strict.Value) { unknown(v, known) }
+		r.Object(v, fields)
+	default:
+		if text, _ := json.Marshal(v); json.Unmarshal(text, reflect.New(t).Interface()) != nil {
+			r.Fail(v.Place, "%s: want %s", v, wantedKind(t))
+		}
+	}
 }
 
 // isCommon reports whether a key may occur in the configuration of any plugin. encoding/json ignores the case of keys.

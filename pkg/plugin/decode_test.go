@@ -48,9 +48,9 @@ func TestUnknownKeys(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"bridge":"a","rate":1,"BRIDGE":"b","type":"x","dns":{"x":1},"cni.dev/x":1,"prevResult":{"x":1},"runtimeConfig":{"x":1}}`: "",
 		`{"args":{"cni":{"labels":[]},"x":1}}`: "",
-		`{"bridg":"a"}`:                        `unknown key is ignored; did you mean bridge?" key="\"bridg\""`,
-		`{"ipam":{"subnett":"x"}}`:             `unknown key is ignored; did you mean subnet?" key="\"ipam.subnett\""`,
-		`{"Hidden":"x"}`:                       `unknown key is ignored" key="\"Hidden\""`,
+		`{"bridg":"a"}`:                        `unknown key is ignored; did you mean bridge?" key=bridg`,
+		`{"ipam":{"subnett":"x"}}`:             `unknown key is ignored; did you mean subnet?" key=ipam.subnett`,
+		`{"Hidden":"x"}`:                       `unknown key is ignored" key=Hidden`,
 		"{\"a\\nb\u202e\":1}":                  `unknown key is ignored" key="\"a\\nb\\u202e\""`,
 	} {
 		got := decodeWarnings(t, decode, config)

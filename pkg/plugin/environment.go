@@ -5,6 +5,7 @@ package plugin
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -36,7 +37,7 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 		}
 	}
 	r.ContainerID, r.IfName, r.NetnsPath = getenv("CNI_CONTAINERID"), getenv("CNI_IFNAME"), getenv("CNI_NETNS")
-	r.Path = searchPath(getenv("CNI_PATH"))
+	r.Path = slices.DeleteFunc(filepath.SplitList(getenv("CNI_PATH")), func(dir string) bool { return dir == "" })
 	r.Args = parseArgs(getenv("CNI_ARGS"))
 	r.trace = readTrace(getenv, r.Args)
 	r.Pod = Pod{Namespace: r.Args["K8S_POD_NAMESPACE"], Name: r.Args["K8S_POD_NAME"], UID: r.Args["K8S_POD_UID"]}
@@ -53,25 +54,6 @@ func (r *Request) readEnvironment(getenv func(string) string) error {
 		return Errorf(CodeEnvironment, "CNI_IFNAME %s: %w", quote(r.IfName), err)
 	}
 	return nil
-}
-
-// refuseArgs returns an error for malformed or unknown arguments in CNI_ARGS. For CNI operations other than ADD and CHECK, refuseArgs
-// returns nil.
-func (r *Request) refuseArgs(getenv func(string) string) error {
-	if r.Verb != "ADD" && r.Verb != "CHECK" {
-		return nil
-	}
-	return checkArgs(getenv("CNI_ARGS"), r.Args)
-}
-
-func searchPath(s string) []string {
-	var dirs []string
-	for _, dir := range filepath.SplitList(s) {
-		if dir != "" {
-			dirs = append(dirs, dir)
-		}
-	}
-	return dirs
 }
 
 // validID returns an error if s is not a valid container ID or network name (SPEC.md).

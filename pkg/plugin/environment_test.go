@@ -146,11 +146,12 @@ func TestForeignArgs(t *testing.T) {
 }
 
 func TestSearchPath(t *testing.T) {
-	if diff := cmp.Diff([]string{"/a", "/b c"}, searchPath(":/a::/b c:")); diff != "" {
-		t.Error(diff)
-	}
-	if dirs := searchPath(""); dirs != nil {
-		t.Errorf("got %q", dirs)
+	for path, want := range map[string][]string{":/a::/b c:": {"/a", "/b c"}, "": {}} {
+		r := &Request{Verb: "STATUS"}
+		err := r.readEnvironment(func(name string) string { return map[string]string{"CNI_PATH": path}[name] })
+		if diff := cmp.Diff(want, r.Path); diff != "" || err != nil {
+			t.Error(err, diff)
+		}
 	}
 }
 

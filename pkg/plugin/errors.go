@@ -114,15 +114,10 @@ func Code(err error) uint {
 // Hint returns the hint that WithHint added to an error, or "".
 func Hint(err error) string {
 	var hints []string
-	for err != nil {
-		var e *Error
-		if !errors.As(err, &e) {
-			break
-		}
+	for e := (*Error)(nil); errors.As(err, &e); err = e.Err {
 		if e.Hint != "" {
 			hints = append(hints, e.Hint)
 		}
-		err = e.Err
 	}
 	return strings.Join(hints, "; ")
 }

@@ -38,8 +38,10 @@ func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 			t = t.Elem()
 		}
 		if t != nil && t.Kind() == reflect.Struct {
-			if f, ok := jsonFields(t)[strings.ToLower(name)]; ok {
-				t = f.of
+			if of, ok := Fields(t)[name]; ok {
+				if t = of; t.Kind() == reflect.Pointer {
+					t = t.Elem()
+				}
 			} else if f, ok := t.FieldByName(name); ok && f.Anonymous {
 				t = f.Type
 				continue

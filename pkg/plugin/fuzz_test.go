@@ -124,7 +124,7 @@ func FuzzPrintable(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		for _, out := range []string{printable(s, 20), quote(s)} {
+		for _, out := range []string{Plain(s, 20), quote(s)} {
 			if strings.ContainsFunc(out, unprintable) || len(out) > 1000 {
 				t.Errorf("%q became %q", s, out)
 			}

@@ -52,7 +52,7 @@ func (j *journal) newHandler(r *Request) slog.Handler {
 			h.addField(f[0], f[1])
 		}
 	}
-	h.prefix = r.Plugin + " " + printable(strings.ToLower(r.Verb), 20) + ": "
+	h.prefix = r.Plugin + " " + Plain(strings.ToLower(r.Verb), 20) + ": "
 	return h
 }
 
@@ -77,7 +77,8 @@ func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 		return true
 	})
 	text := h.prefix + record.Message + h.suffix
-	h.addField("PRIORITY", syslogPriority(record.Level))
+	priorities := map[slog.Level]string{slog.LevelError: "3", slog.LevelWarn: "4", slog.LevelInfo: "6", slog.LevelDebug: "7"} // of syslog(3)
+	h.addField("PRIORITY", priorities[record.Level])
 	h.addField("MESSAGE", text)
 	if err := unix.Send(h.fd, h.fields, unix.MSG_NOSIGNAL); err != nil {
 		_, err = fmt.Fprintf(PlainWriter(h.stderr), "%s (journald: %v)\n", text, err)
@@ -101,37 +102,11 @@ func (h journalHandler) WithGroup(string) slog.Handler { return h }
 func (h *journalHandler) addAttribute(a slog.Attr) {
 	value := a.Value.Resolve().String()
 	h.suffix += fmt.Sprintf(" %s=%q", a.Key, value)
-	h.addField("PODLACE_"+fieldName(a.Key), value)
+	h.addField("PODLACE_"+strings.ToUpper(a.Key), value)
 }
 
 // addField adds a field. addField copies the list of fields before it adds a field, because several handlers share this list.
 func (h *journalHandler) addField(name, value string) {
-	line := name + "=" + printable(value, maxField) + "\n"
+	line := name + "=" + Plain(strings.ReplaceAll(value, "\n", " "), maxField) + "\n"
 	h.fields = append(bytes.Clone(h.fields), line...)
-}
-
-// fieldName converts the key of an attribute to the name of a field. The field name consists of upper-case letters, digits and underscores.
-func fieldName(key string) string {
-	return strings.Map(func(c rune) rune {
-		switch {
-		case c >= 'a' && c <= 'z':
-			return c - 'a' + 'A'
-		case c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
-			return c
-		}
-		return '_'
-	}, key)
-}
-
-// syslogPriority returns the priority of syslog(3) for a level.
-func syslogPriority(level slog.Level) string {
-	switch {
-	case level >= slog.LevelError:
-		return "3"
-	case level >= slog.LevelWarn:
-		return "4"
-	case level >= slog.LevelInfo:
-		return "6"
-	}
-	return "7"
 }

@@ -37,24 +37,24 @@ func levelOf(name string) (slog.Level, bool) {
 	return slog.LevelInfo, false
 }
 
-// check() returns an error if logLevel or logFile has an invalid value.
-func (l logConfig) check() error {
+// readLogConfig returns an error if logLevel or logFile has an invalid value. It still returns the other key.
+func readLogConfig(config []byte) (l logConfig, err error) {
+	if err := Decode(config, &l); err != nil {
+		return l, err
+	}
 	if _, ok := levelOf(l.LogLevel); !ok {
-		return KeyErrorf("logLevel", "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
+		return l, KeyErrorf("logLevel", "logLevel %s: want debug, info, warning, error or panic", quote(l.LogLevel))
 	}
 	if l.LogFile != "" && l.LogFile != toJournal && !filepath.IsAbs(l.LogFile) {
-		return KeyErrorf("logFile", "logFile %s: want an absolute path, or journal", quote(l.LogFile))
+		return l, KeyErrorf("logFile", "logFile %s: want an absolute path, or journal", quote(l.LogFile))
 	}
-	return nil
+	return l, nil
 }
 
 // CheckLogging returns an error if logLevel or logFile in a plugin's configuration is invalid.
 func CheckLogging(config []byte) error {
-	var l logConfig
-	if err := Decode(config, &l); err != nil {
-		return err
-	}
-	return l.check()
+	_, err := readLogConfig(config)
+	return err
 }
 
 // openLog configures the log of the request according to the keys logLevel and logFile. If both logLevel and logFile are missing, openLog
@@ -62,11 +62,7 @@ func CheckLogging(config []byte) error {
 // invalid values of the log keys, because the cleanup must also work with a changed configuration.
 func (r *Request) openLog() error {
 	r.Log = r.logger()
-	var to logConfig
-	err := Decode(r.Config, &to) // on an error it still reads the other key
-	if err == nil {
-		err = to.check()
-	}
+	to, err := readLogConfig(r.Config)
 	if err != nil && r.Verb != "DEL" && r.Verb != "GC" {
 		return err
 	}
@@ -78,7 +74,9 @@ func (r *Request) openLog() error {
 	case to == (logConfig{}):
 		return nil
 	case to.LogFile == toJournal:
-		err = r.logToJournal()
+		if r.journal, err = openJournal(); err == nil {
+			r.logTo = r.journal
+		}
 	case filepath.IsAbs(to.LogFile):
 		err = r.logToFile(to.LogFile)
 	default: // stderr, also for a path that check refuses
@@ -107,24 +105,11 @@ func (r *Request) logToFile(path string) error {
 	return nil
 }
 
-// logToJournal redirects the log to journald.
-func (r *Request) logToJournal() error {
-	j, err := openJournal()
-	if err != nil {
-		return err
-	}
-	r.logTo, r.journal = j, j
-	return nil
-}
-
-// isRedirected reports whether the log goes to a file or to journald, and not to stderr.
-func (r *Request) isRedirected() bool { return r.logTo != nil }
-
 func (r *Request) logger() *slog.Logger {
 	if r.journal != nil {
 		return slog.New(r.journal.newHandler(r))
 	}
-	who := []any{"plugin", r.Plugin, "verb", printable(r.Verb, 20)}
+	who := []any{"plugin", r.Plugin, "verb", Plain(r.Verb, 20)}
 	if id := r.identity(); id != "" {
 		who = append(who, "attachment", id)
 	}

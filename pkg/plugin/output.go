@@ -72,10 +72,10 @@ func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 // administrator, because runtimes show the keys msg and details but drop stderr.
 func (r *Request) errorJSON(err error) []byte {
 	text := strings.NewReplacer("\n", "; ").Replace(err.Error()) // errors.Join puts each error on a line
-	msg := fmt.Sprintf("%s %s: %s", r.Plugin, printable(strings.ToLower(r.Verb), 20), printable(text, 900))
+	msg := fmt.Sprintf("%s %s: %s", r.Plugin, Plain(strings.ToLower(r.Verb), 20), Plain(text, 900))
 	details := r.identity()
 	if h := Hint(err); h != "" {
-		details += "; " + printable(h, 900)
+		details += "; " + Plain(h, 900)
 	}
 	if r.Verb == "DEL" {
 		msg, details = notReadAsSuccess(msg), notReadAsSuccess(details)
@@ -97,33 +97,14 @@ func notReadAsSuccess(msg string) string {
 }
 
 func (r *Request) identity() string {
-	var b strings.Builder
+	var parts []string
 	for _, f := range [][2]string{{"pod", r.Pod.String()}, {"container", r.ContainerID}, {"ifname", r.IfName},
 		{"netns", r.NetnsPath}, {"network", r.Network}} {
-		if f[1] == "" {
-			continue
+		if f[1] != "" {
+			parts = append(parts, f[0]+"="+Plain(f[1], 300))
 		}
-		if b.Len() > 0 {
-			b.WriteByte(' ')
-		}
-		b.WriteString(f[0] + "=" + printable(f[1], 300))
 	}
-	return b.String()
-}
-
-// printable() replaces characters that are not printable ASCII, so that no pod can forge log lines. printable() also truncates the text to
-// the given number of bytes.
-func printable(s string, most int) string {
-	s = strings.Map(func(c rune) rune {
-		if c < ' ' || c > '~' {
-			return '?'
-		}
-		return c
-	}, strings.NewReplacer("\n", " ").Replace(s))
-	if len(s) > most {
-		return s[:most] + "..."
-	}
-	return s
+	return strings.Join(parts, " ")
 }
 
 func join(versions []string) string { return strings.Join(versions, ", ") }

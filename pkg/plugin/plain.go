@@ -11,8 +11,8 @@ import (
 	"unicode/utf16"
 )
 
-// Plain makes a text safe for a terminal. An external text, such as the name of a pod, may contain any characters. Plain replaces
-// characters other than printable ASCII by '?', and truncates the text to the given number of characters.
+// Plain makes a text safe for a terminal and for a log line. An external text, such as the name of a pod, may contain any characters. Plain
+// replaces characters other than printable ASCII by '?', and truncates the text to the given number of characters.
 func Plain(text string, most int) string {
 	var b strings.Builder
 	for _, r := range text {

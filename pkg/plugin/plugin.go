@@ -91,7 +91,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	output, err := p.runVerb(r, getenv, stdin)
 	if err != nil {
 		output = r.errorJSON(err)
-		if r.isRedirected() {
+		if r.logTo != nil {
 			r.logger().Error(err.Error()) // r.Plugin may name a part since r.Log was made
 		}
 	}
@@ -147,8 +147,10 @@ func (p Plugin) runVerb(r *Request, getenv func(string) string, stdin io.Reader)
 	default:
 		return nil, Errorf(CodeEnvironment, "CNI_COMMAND %s: want ADD, DEL, CHECK, GC, STATUS or VERSION", quote(r.Verb))
 	}
-	envErr := r.readEnvironment(getenv)
-	argsErr := r.refuseArgs(getenv)
+	envErr, argsErr := r.readEnvironment(getenv), error(nil)
+	if r.Verb == "ADD" || r.Verb == "CHECK" {
+		argsErr = checkArgs(getenv("CNI_ARGS"), r.Args)
+	}
 	if envErr == nil && !p.ForeignArgs {
 		envErr = argsErr
 	}

@@ -20,13 +20,13 @@ func SchemaOf(raw any, describe func(path string) string) Schema {
 
 func objectSchema(t reflect.Type, path string, describe func(string) string) Schema {
 	properties := Schema{}
-	for _, f := range jsonFields(t) {
-		key := path + f.name
-		value := schemaOf(f.of, key+".", describe)
+	for name, of := range Fields(t) {
+		key := path + name
+		value := schemaOf(of, key+".", describe)
 		if text := describe(key); text != "" {
 			value["description"] = text
 		}
-		properties[f.name] = value
+		properties[name] = value
 	}
 	return Schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
@@ -83,7 +83,5 @@ func (s Schema) Merge(others ...Schema) Schema {
 
 // CommonKeys returns the sorted keys that may occur in the configuration of any plugin.
 func CommonKeys() []string {
-	keys := slices.Clone(commonKeys)
-	slices.Sort(keys)
-	return keys
+	return slices.Sorted(slices.Values(commonKeys))
 }

@@ -169,7 +169,7 @@ func TestFailedPart(t *testing.T) {
 	neighbour.OK(neighbour.Call("DEL", "b", "prevResult", json.RawMessage(first.Stdout)))
 	kerneltest.NoLeak(t, base, opt)
 	o := one.OK(one.Call("ADD", "a", "portmap", object{"backnd": "nftables"}))
-	if !strings.Contains(o.Log, "backnd") || strings.Contains(o.Log, `key="\"portmap\""`) {
+	if !strings.Contains(o.Log, "backnd") || strings.Contains(o.Log, `key=portmap`) {
 		t.Errorf("log %s", o.Log)
 	}
 	kerneltest.Must(t, kerneltest.FlushNFT())

@@ -193,6 +193,17 @@ func TestForeignElements(t *testing.T) {
 	}
 }
 
+// natTable returns the nat table.
+func natTable(t testing.TB, is4 bool) iptables.NAT {
+	t.Helper()
+	table, err := iptables.Open(is4, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	return table.NAT()
+}
+
 // applyIPTables changes the nat table of iptables.
 func applyIPTables(t *testing.T, is4 bool, lines func(iptables.NAT) []string) {
 	t.Helper()

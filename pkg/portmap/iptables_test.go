@@ -113,10 +113,7 @@ func TestLinesAgain(t *testing.T) {
 	l.Conf = l.Conf.With("backend", "iptables")
 	l.OK(l.Call("ADD", "a"))
 	saved := func() string {
-		nat, err := iptables.Read(true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nat := natTable(t, true)
 		var rules []string
 		for _, chain := range []string{"PREROUTING", "OUTPUT", "POSTROUTING", dnatChain, markChain, masqChain, l.chain("a")} {
 			rules = append(rules, nat.Rules(chain)...)

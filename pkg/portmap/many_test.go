@@ -119,7 +119,7 @@ func TestTooManyPorts(t *testing.T) {
 	l.Conf = l.Conf.With("maxHostPorts", 30)
 	l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"portMappings": scatteredPorts(31)}), plugin.CodeConfig,
 		"31 hostPorts: want at most 30")
-	if left, err := attachment.All(); err != nil || len(left) > 0 || l.isMapped("a") {
+	if left, _, err := attachment.Scan(); err != nil || len(left) > 0 || l.isMapped("a") {
 		t.Errorf("left %v, %v", left, err)
 	}
 	// If another attachment has some ports of a range, the plugin splits the range into single ports.

@@ -49,10 +49,7 @@ func (l testLab) isMapped(id string) bool {
 		return false
 	}
 	for _, is4 := range []bool{true, false} {
-		nat, err := iptables.Read(is4)
-		if err != nil {
-			l.Fatal(err)
-		}
+		nat := natTable(l.T, is4)
 		if nat.HasChain(l.chain(id)) || len(nat.Rules(dnatChain, l.chain(id))) > 0 {
 			return true
 		}
@@ -207,9 +204,9 @@ func TestExternalChain(t *testing.T) {
 	}
 	l.OK(l.Call("ADD", "a"))
 	l.OK(l.Call("CHECK", "a"))
-	nat, err := iptables.Read(true)
-	if err != nil || nat.HasChain(masqChain) || nat.HasChain(markChain) || len(nat.Rules(l.chain("a"), "-j KUBE-MARK-MASQ ")) != 4 {
-		t.Errorf("%v, rules %q", err, nat.Rules(l.chain("a")))
+	nat := natTable(t, true)
+	if nat.HasChain(masqChain) || nat.HasChain(markChain) || len(nat.Rules(l.chain("a"), "-j KUBE-MARK-MASQ ")) != 4 {
+		t.Errorf("rules %q", nat.Rules(l.chain("a")))
 	}
 	l.OK(l.Call("DEL", "a"))
 }

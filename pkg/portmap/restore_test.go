@@ -47,7 +47,7 @@ func TestClash(t *testing.T) {
 		}
 		l.OK(l.Call("CHECK", "a"))
 		l.OK(l.Call("DEL", "a"))
-		if left, err := attachment.All(); err != nil || len(left) > 0 {
+		if left, _, err := attachment.Scan(); err != nil || len(left) > 0 {
 			t.Errorf("left %v, %v", left, err)
 		}
 	})
@@ -130,7 +130,7 @@ func TestLostOwner(t *testing.T) {
 	}
 	lose := func() {
 		t.Helper()
-		left, err := attachment.All()
+		left, _, err := attachment.Scan()
 		for _, rec := range left {
 			err = errors.Join(err, os.Remove(rec.Path()))
 		}

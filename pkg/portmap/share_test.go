@@ -167,11 +167,7 @@ func TestTakeOverOfShared(t *testing.T) {
 			ask := append(asking("10.71.0.6/24", port(8080, 80, "tcp")), "CNI_ARGS", args, "backend", backend)
 			next.OK(next.Call("ADD", "next", ask...))
 			next.OK(next.Call("CHECK", "next", ask...))
-			nat, err := iptables.Read(true)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, rule := range nat.Rules(dnatChain, "8080") {
+			for _, rule := range natTable(t, true).Rules(dnatChain, "8080") {
 				if !strings.Contains(rule, l.chain("next")) {
 					t.Errorf("%s, gone %t: %s", backend, gone, rule)
 				}
@@ -267,9 +263,8 @@ func TestSharedWithTheDead(t *testing.T) {
 		ask := asking("10.71.0.6/24", port(8080, 80, "tcp"))
 		l.OK(next.Call("ADD", "c", ask...))
 		if l.Conf["backend"] == "iptables" {
-			nat, err := iptables.Read(true)
-			if err != nil || nat.HasChain(podChain(attachment.Key{Network: "other", ContainerID: "a", IfName: "eth0"})) {
-				l.Errorf("the rules of the dead container come first, %v", err)
+			if natTable(t, true).HasChain(podChain(attachment.Key{Network: "other", ContainerID: "a", IfName: "eth0"})) {
+				l.Errorf("the rules of the dead container come first")
 			}
 		}
 		l.OK(next.Call("CHECK", "c", ask...))

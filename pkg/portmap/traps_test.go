@@ -29,8 +29,8 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 		keys []any
 		says string
 	}{
-		"none":                     {nil, `key="\"capabilities\"" finding="without {\"portMappings\": true} the runtime passes no portMappings, so no hostPort is forwarded"`},
-		"misspelt":                 {[]any{"capabilities", object{"portMapping": true}}, `key="\"capabilities.portMapping\""`},
+		"none":                     {nil, `key=capabilities finding="without {\"portMappings\": true} the runtime passes no portMappings, so no hostPort is forwarded"`},
+		"misspelt":                 {[]any{"capabilities", object{"portMapping": true}}, `key=capabilities.portMapping`},
 		"off":                      {[]any{"capabilities", object{"portMappings": false}}, "no hostPort is forwarded"},
 		"a pod that wants nothing": {[]any{"capabilities", object{"portMappings": true}}, ""},
 	} {

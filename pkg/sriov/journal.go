@@ -109,7 +109,7 @@ func lockKnown(a pci.Address) (*lockedVF, error) {
 }
 
 func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
-	lock, err := dir.LockAt(vfsLock, 0o600, a.Number())
+	lock, err := dir.LockAt(store.LockTimeout, vfsLock, 0o600, a.Number())
 	if err != nil {
 		dir.Close()
 		return nil, err

@@ -103,8 +103,8 @@ func TestNoEscape(t *testing.T) {
 	d := open(t, path)
 	for _, name := range []string{"link", "rel", "dangling", up, secret, "../secret"} {
 		data, readErr := d.Read(name)
-		_, lockErr := d.Lock(name, 0o600)
-		_, lockAtErr := d.LockAt(name, 0o600, 1)
+		_, lockErr := d.Lock(LockTimeout, name, 0o600)
+		_, lockAtErr := d.LockAt(LockTimeout, name, 0o600, 1)
 		if readErr == nil || lockErr == nil || lockAtErr == nil || d.Create(name, nil, 0o600) == nil {
 			t.Errorf("%s: read %q, %v, lock %v, %v", name, data, readErr, lockErr, lockAtErr)
 		}

@@ -65,9 +65,9 @@ func TestIrregular(t *testing.T) {
 				_, _, err := d.ReadWritten("f")
 				return err
 			},
-			"lock":             func(d *Dir) error { _, err := d.Lock("f", 0o600); return err },
-			"lock at":          func(d *Dir) error { _, err := d.LockAt("f", 0o600, 7); return err },
-			"lock at, no wait": func(d *Dir) error { _, err := d.LockAtWithin(0, "f", 0o600, 7); return err },
+			"lock":             func(d *Dir) error { _, err := d.Lock(LockTimeout, "f", 0o600); return err },
+			"lock at":          func(d *Dir) error { _, err := d.LockAt(LockTimeout, "f", 0o600, 7); return err },
+			"lock at, no wait": func(d *Dir) error { _, err := d.LockAt(0, "f", 0o600, 7); return err },
 		} {
 			d := open(t, t.TempDir())
 			if err := place(filepath.Join(d.path, "f")); err != nil {

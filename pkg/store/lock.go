@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// LockTimeout is the maximum time for which Lock waits. LockTimeout is shorter than a container runtime's timeout for a CNI command, which
-// is a minute or more. The runtime retries the command after an error.
+// LockTimeout is the usual maximum time to wait for a lock. LockTimeout is shorter than a container runtime's timeout for a CNI command,
+// which is a minute or more. The runtime retries the command after an error.
 const LockTimeout = 10 * time.Second
 
 // NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. NodeLockTimeout is longer than LockTimeout
@@ -25,13 +25,9 @@ const LockTimeout = 10 * time.Second
 const NodeLockTimeout = 3 * LockTimeout
 
 // Lock takes an exclusive flock(2) on a file in the folder. Lock creates the file if the file does not exist. If another process still
-// holds the lock after LockTimeout, Lock returns an error with the method Busy. Unlock or the end of the process releases the lock.
-func (d *Dir) Lock(name string, mode fs.FileMode) (*Lock, error) {
-	return d.LockWithin(LockTimeout, name, mode)
-}
-
-// LockWithin is like Lock, but the caller passes the maximum time to wait. With 0, LockWithin does not wait.
-func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
+// holds the lock after the given time, Lock returns an error with the method Busy. With 0, Lock does not wait. Unlock or the end of the
+// process releases the lock.
+func (d *Dir) Lock(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		return unix.Flock(fd, map[lockAction]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
 	})
@@ -39,12 +35,7 @@ func (d *Dir) LockWithin(most time.Duration, name string, mode fs.FileMode) (*Lo
 
 // LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
 // locks. Separate lock files would have to be removed later, but a lock file cannot be removed safely.
-func (d *Dir) LockAt(name string, mode fs.FileMode, offset int64) (*Lock, error) {
-	return d.LockAtWithin(LockTimeout, name, mode, offset)
-}
-
-// LockAtWithin is like LockAt, but the caller passes the maximum time to wait. With 0, LockAtWithin does not wait.
-func (d *Dir) LockAtWithin(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
+func (d *Dir) LockAt(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
 		switch how {

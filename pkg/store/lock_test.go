@@ -42,13 +42,13 @@ const inheritedLock = "inherited"
 // offset.
 func takeLock(d *Dir, which string) (*Lock, error) {
 	if which == "whole" {
-		return d.Lock("lock", 0o600)
+		return d.Lock(LockTimeout, "lock", 0o600)
 	}
 	var offset int64
 	if _, err := fmt.Sscan(which, &offset); err != nil {
 		return nil, err
 	}
-	return d.LockAt("bytes", 0o600, offset)
+	return d.LockAt(LockTimeout, "bytes", 0o600, offset)
 }
 
 // startHolder starts a second process. The second process holds a lock until it ends. startHolder returns a function that ends the second
@@ -189,13 +189,13 @@ func TestLockGivenUp(t *testing.T) {
 	d := open(t, t.TempDir())
 	release := startHolder(t, d.Path(), "whole")
 	for range 3 {
-		if _, err := d.LockWithin(20*time.Millisecond, "lock", 0o600); plugin.Code(err) != plugin.CodeTryAgain {
+		if _, err := d.Lock(20*time.Millisecond, "lock", 0o600); plugin.Code(err) != plugin.CodeTryAgain {
 			t.Fatalf("got %v", err)
 		}
 	}
 	release()
 	for range 3 {
-		lock, err := d.LockWithin(LockTimeout, "lock", 0o600)
+		lock, err := d.Lock(LockTimeout, "lock", 0o600)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +211,7 @@ func TestLockCannotBeMade(t *testing.T) {
 	if err := os.Mkdir(path+"/lock", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Lock("lock", 0o600); err == nil {
+	if _, err := d.Lock(LockTimeout, "lock", 0o600); err == nil {
 		t.Error("locked a folder for writing")
 	}
 }
@@ -224,13 +224,13 @@ func TestLockFileReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	first, err := d.Lock("lock", 0o600)
+	first, err := d.Lock(LockTimeout, "lock", 0o600)
 	if err != nil || first.Lost() {
 		t.Fatal(err, first.Lost())
 	}
 	got := make(chan *Lock)
 	go func() {
-		l, err := d.Lock("lock", 0o600)
+		l, err := d.Lock(LockTimeout, "lock", 0o600)
 		if err != nil {
 			t.Error(err)
 		}
@@ -270,8 +270,8 @@ func TestLockWithoutWait(t *testing.T) {
 	}
 	defer d.Close()
 	for name, attempt := range map[string]func() (*Lock, error){
-		"file":  func() (*Lock, error) { return d.LockWithin(0, "lock", 0o600) },
-		"range": func() (*Lock, error) { return d.LockAtWithin(0, "range", 0o600, 7) },
+		"file":  func() (*Lock, error) { return d.Lock(0, "lock", 0o600) },
+		"range": func() (*Lock, error) { return d.LockAt(0, "range", 0o600, 7) },
 	} {
 		held, err := attempt()
 		if err != nil {

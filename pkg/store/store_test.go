@@ -153,8 +153,8 @@ func TestFolderForFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, read := d.Read("f")
-	_, flock := d.Lock("f", 0o600)
-	_, at := d.LockAt("f", 0o600, 7)
+	_, flock := d.Lock(LockTimeout, "f", 0o600)
+	_, at := d.LockAt(LockTimeout, "f", 0o600, 7)
 	for what, err := range map[string]error{"read": read, "lock": flock, "lock at": at} {
 		var hinted *plugin.Error
 		if !errors.As(err, &hinted) || !strings.Contains(err.Error(), filepath.Join(path, "f")) ||
@@ -243,8 +243,8 @@ func TestFolderGone(t *testing.T) {
 	}
 	_, listErr := d.List()
 	_, readErr := d.Read("f")
-	_, lockErr := d.Lock("f", 0o600)
-	_, lockAtErr := d.LockAt("f", 0o600, 1)
+	_, lockErr := d.Lock(LockTimeout, "f", 0o600)
+	_, lockAtErr := d.LockAt(LockTimeout, "f", 0o600, 1)
 	for what, err := range map[string]error{"write": d.Write("f", nil, 0o600), "create": d.Create("f", nil, 0o600),
 		"create by name": d.createNamed("f", nil, 0o600),
 		"overwrite":      d.Overwrite("f", nil, 0o600), "read": readErr, "lock": lockErr, "lock at": lockAtErr} {
@@ -312,8 +312,8 @@ func TestErrorsNameTheFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, f := range map[string]func() error{
-		"Lock":             func() error { _, err := d.Lock("full", 0o600); return err },
-		"LockAt":           func() error { _, err := d.LockAt("full", 0o600, 7); return err },
+		"Lock":             func() error { _, err := d.Lock(LockTimeout, "full", 0o600); return err },
+		"LockAt":           func() error { _, err := d.LockAt(LockTimeout, "full", 0o600, 7); return err },
 		"Read":             func() error { _, err := d.Read("none"); return err },
 		"Read of a folder": func() error { _, err := d.Read("full"); return err },
 		"Written":          func() error { _, err := d.Written("none"); return err },

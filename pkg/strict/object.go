@@ -14,6 +14,13 @@ import (
 // Fields contains the keys of an object, with the functions that read their values.
 type Fields map[string]func(Value)
 
+const (
+	// Others is the field of all keys that the other fields do not contain.
+	Others = ""
+	// Duplicate is the problem of a key that its object has already.
+	Duplicate = "duplicate key"
+)
+
 // Object reads an object: for each of its keys it calls the function of the field. It returns the places of the keys that it found, or nil
 // if the value is no object. Foreign keys are accepted but not suggested.
 func (r *Report) Object(v Value, fields Fields, foreign ...Fields) map[string]Place {
@@ -24,24 +31,24 @@ func (r *Report) Object(v Value, fields Fields, foreign ...Fields) map[string]Pl
 	seen := map[string]Place{}
 	for _, m := range object {
 		key, read := r.find(append(foreign, fields), m.Name)
-		first, again := seen[key]
-		switch {
+		if read == nil {
+			read = fields[Others]
+		} else if m.Data == nil && r.Lenient {
+			read = func(Value) {}
+		}
+		switch first, again := seen[key]; {
 		case read == nil:
 			r.Fail(m.Place, "unknown key; %s", Hint(m.Name, slices.Sorted(maps.Keys(fields))))
+		case again && r.File != "":
+			r.Fail(m.Place, Duplicate+", first in line %d", first.Line)
 		case again:
-			text := "duplicate key"
-			if r.File != "" {
-				text = fmt.Sprintf("duplicate key, first in line %d", first.Line)
-			}
-			r.Fail(m.Place, "%s", text)
+			r.Fail(m.Place, Duplicate)
 		default:
 			seen[key] = m.Place
 			if m.Name != key && m.Name != strings.ToUpper(key[:1])+key[1:] { // Go programs without JSON tags write Key
 				r.Note(m.Place, "read as %s", key)
 			}
-			if m.Data != nil || !r.Lenient {
-				read(m)
-			}
+			read(m)
 		}
 	}
 	return seen
@@ -57,13 +64,8 @@ func (r *Report) Require(v Value, places map[string]Place, key, hint string) {
 // find returns the field that a key in the file means.
 func (r *Report) find(all []Fields, name string) (key string, read func(Value)) {
 	for _, fields := range all {
-		if read := fields[name]; read != nil {
-			return name, read
-		}
-	}
-	for _, fields := range all {
 		for key, read := range fields {
-			if r.Lenient && strings.EqualFold(key, name) {
+			if key == name || r.Lenient && strings.EqualFold(key, name) {
 				return key, read
 			}
 		}
@@ -125,16 +127,18 @@ func (r *Report) Each(item func(Value)) func(Value) {
 
 // Members returns a function that reads an object with any keys and calls a function for each member.
 func (r *Report) Members(member func(Value)) func(Value) {
-	return func(v Value) {
-		object, _ := as[Object](r, v)
-		for i, m := range object {
-			if slices.ContainsFunc(object[:i], func(o Value) bool { return o.Name == m.Name }) {
-				r.Fail(m.Place, "duplicate key")
-				continue
-			}
-			member(m)
+	return func(v Value) { r.Object(v, Fields{Others: member}) }
+}
+
+// Duplicates reports each key in v that its object has already.
+func (r *Report) Duplicates(v Value) {
+	check := func(v *Value) {
+		if _, ok := v.Data.(Object); ok {
+			r.Members(func(Value) {})(*v)
 		}
 	}
+	check(&v)
+	v.Walk(check)
 }
 
 // Text returns a function that reads any string.

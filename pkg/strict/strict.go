@@ -85,18 +85,15 @@ func (v Value) String() string {
 	return fmt.Sprintf("%.40s", fmt.Sprint(v.Data))
 }
 
-// Walk calls a function for each value inside v, and reports whether the object has the name of the value already. The function may change
-// the data of the value.
-func (v Value) Walk(visit func(v *Value, repeated bool)) {
-	inner, _ := v.Data.(List)
-	object, _ := v.Data.(Object)
-	seen := map[string]bool{}
-	for _, values := range [][]Value{inner, object} {
-		for i, value := range values {
-			visit(&values[i], seen[value.Name])
-			seen[value.Name] = object != nil
-			values[i].Walk(visit)
-		}
+// Walk calls a function for each value inside v. The function may change the data of the value.
+func (v Value) Walk(visit func(v *Value)) {
+	inner := v.Items()
+	if object, ok := v.Data.(Object); ok {
+		inner = object
+	}
+	for i := range inner {
+		visit(&inner[i])
+		inner[i].Walk(visit)
 	}
 }
 
@@ -188,8 +185,11 @@ func Sort(problems []Problem) {
 	slices.SortStableFunc(problems, func(a, b Problem) int { return a.Line - b.Line })
 }
 
-// maxDepth is the most levels of nesting. The paths of deeper values would take quadratic memory.
-const maxDepth = 32
+// MaxDepth is the most levels of nesting in JSON and YAML. The paths of deeper values would take quadratic memory.
+const (
+	MaxDepth = 100
+	TooDeep  = "nested more than 100 levels deep"
+)
 
 // ParseJSON parses a JSON text. It reports false if the text is no JSON, with the first syntax error only.
 func (r *Report) ParseJSON(data []byte) (Value, bool) {
@@ -248,8 +248,8 @@ func (p *parser) value(at Place, depth int) (Value, bool) {
 	if !nested {
 		return Value{Place: at, Data: token}, true
 	}
-	if depth == maxDepth {
-		p.report.Fail(at, "nested more than %d levels deep", maxDepth)
+	if depth == MaxDepth {
+		p.report.Fail(Place{at.File, at.Line, at.Column, p.report.Key}, TooDeep)
 		return Value{}, false
 	}
 	var inner []Value
@@ -261,7 +261,7 @@ func (p *parser) value(at Place, depth int) (Value, bool) {
 		if open == '{' {
 			token, _ := p.decoder.Token()
 			name, _ = token.(string)
-			below.Key = strings.TrimPrefix(at.Key+"."+quoteKey(name), ".")
+			below.Key = Under(at.Key, name)
 		}
 		v, ok := p.value(below, depth+1)
 		if !ok {
@@ -277,10 +277,10 @@ func (p *parser) value(at Place, depth int) (Value, bool) {
 	return Value{Place: at, Data: List(inner)}, err == nil
 }
 
-// quoteKey returns a key for messages: quoted and shortened if it is long or has special characters.
-func quoteKey(key string) string {
-	if quoted := fmt.Sprintf("%+.40q", key); len(quoted) != len(key)+2 || key == "" {
-		return quoted
+// Under returns the path of a name in the object at a path. A name that is long or has special characters is quoted and shortened.
+func Under(path, name string) string {
+	if quoted := fmt.Sprintf("%+.40q", name); len(quoted) != len(name)+2 || name == "" {
+		name = quoted
 	}
-	return key
+	return strings.TrimPrefix(path+"."+name, ".")
 }

@@ -29,16 +29,6 @@ type Entry struct {
 	Config
 }
 
-// Parameters returns the parameters of an entry in the encoding that Decode reads.
-func Parameters(resource string, c Config) ([]byte, error) {
-	return json.Marshal(struct {
-		APIVersion string `json:"apiVersion"`
-		Kind       string `json:"kind"`
-		Resource   string `json:"resource,omitempty"`
-		Config
-	}{APIVersion, Kind, resource, c})
-}
-
 // Decode parses encoded parameters and returns the entry that they contain. It refuses each setting that this version would not apply. Its
 // error is a value of strict.Problems, whose keys start with the given path of the parameters; the entry then has the settings without
 // problems.

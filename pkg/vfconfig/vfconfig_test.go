@@ -49,7 +49,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("%v\n%s", err, diff)
 	}
 	want.Claimed = nil
-	data, err = Parameters("example.com/fast", want)
+	data, err = parameters("example.com/fast", want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,11 +244,21 @@ func TestString(t *testing.T) {
 	}
 }
 
+// parameters returns the parameters of an entry in the encoding that Decode reads.
+func parameters(resource string, c Config) ([]byte, error) {
+	return json.Marshal(struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+		Resource   string `json:"resource,omitempty"`
+		Config
+	}{APIVersion, Kind, resource, c})
+}
+
 // FuzzDecode checks arbitrary parameters. Decode must return either an error or settings. Each line of an error must begin with the path.
 // If Decode returns settings, encoding and decoding must not change the settings.
 func FuzzDecode(f *testing.F) {
 	c := full()
-	data, _ := Parameters("example.com/fast", c)
+	data, _ := parameters("example.com/fast", c)
 	for _, seed := range []string{string(data), "", "{}", entryText(`"vlan":1`), entryText(`"vlan":1,"vlan":2`),
 		entryText(`"ips":["10.0.0.1/8"]`), entryText(`"\u0000":[]`)} {
 		f.Add([]byte(seed))
@@ -262,7 +272,7 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		again, err := Parameters(e.Resource, e.Config)
+		again, err := parameters(e.Resource, e.Config)
 		if err != nil {
 			t.Fatal(err)
 		}

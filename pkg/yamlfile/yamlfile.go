@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"sort"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -22,27 +21,21 @@ import (
 // Read returns the documents of a YAML or JSON text. An error is a value of strict.Problems, with the documents before the fault.
 func Read(file string, data []byte) (documents []strict.Value, err error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	r := yamlReader{file, len(data) + 1000}
-	for {
+	r := yamlReader{strict.Report{File: file}, len(data) + 1000}
+	for len(r.Problems) == 0 {
 		var document yaml.Node
 		err := decoder.Decode(&document)
 		if errors.Is(err, io.EOF) {
-			return documents, nil
+			break
 		}
 		for _, n := range document.Content {
 			documents = append(documents, r.read(n, strict.Place{File: file, Line: n.Line, Column: n.Column}, 0))
 		}
-		line := 1
-		if r.left <= 0 {
-			err = errors.New("aliases repeat so much that the text is too large")
-		} else if err != nil {
-			line = faultyLine(data)
-		}
 		if err != nil {
-			text := lineNumber.ReplaceAllString(err.Error(), "")
-			return documents, strict.Problems{{Place: strict.Place{File: file, Line: line, Column: 1}, Text: text}}
+			r.Fail(strict.Place{File: file, Line: faultyLine(data), Column: 1}, "%s", lineNumber.ReplaceAllString(err.Error(), ""))
 		}
 	}
+	return documents, r.Err()
 }
 
 // lineNumber matches the line in an error of the YAML decoder, which is that of the mapping around the fault.
@@ -64,18 +57,20 @@ func decodeAll(data []byte) (err error) {
 
 // The type yamlReader converts YAML nodes into values. Aliases can make a value that is much larger than the text, or endless.
 type yamlReader struct {
-	file string
+	strict.Report
 	left int // values that may still follow
 }
-
-const maxDepth = 100 // levels of nesting
 
 func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	if r.left--; r.left <= 0 || depth > maxDepth {
-		r.left = 0
+	if r.left--; r.left == 0 {
+		r.Fail(strict.Place{File: r.File, Line: 1, Column: 1}, "aliases repeat so much that the text is too large")
+	} else if n.Kind != yaml.ScalarNode && depth == strict.MaxDepth {
+		r.Fail(strict.Place{File: r.File, Line: at.Line, Column: at.Column}, strict.TooDeep)
+	}
+	if len(r.Problems) > 0 {
 		return strict.Value{Place: at}
 	}
 	switch n.Kind {
@@ -84,7 +79,7 @@ func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value
 	case yaml.SequenceNode:
 		list := strict.List{}
 		for i, item := range n.Content {
-			place := strict.Place{File: r.file, Line: item.Line, Column: item.Column, Key: fmt.Sprintf("%s[%d]", at.Key, i)}
+			place := strict.Place{File: r.File, Line: item.Line, Column: item.Column, Key: fmt.Sprintf("%s[%d]", at.Key, i)}
 			list = append(list, r.read(item, place, depth+1))
 		}
 		return strict.Value{Place: at, Data: list}
@@ -101,24 +96,30 @@ func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value
 	return strict.Value{Place: at, Data: data}
 }
 
-// object() reads a mapping. The keys of a merge (<<) come last, without those that the mapping has itself.
-func (r *yamlReader) object(n *yaml.Node, path string, depth int) strict.Object {
-	object, merged := strict.Object{}, strict.Object{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
+// object() reads a mapping from its end. As in kubectl, a merge (<<) adds keys that do not follow it, and replaces those before it, which
+// become duplicates. Of a list of objects, the first with a key counts.
+func (r *yamlReader) object(n *yaml.Node, path string, depth int) (object strict.Object) {
+	later := map[string]bool{}
+	for i := len(n.Content) - 2; i >= 0; i -= 2 {
 		key := n.Content[i]
-		place := strict.Place{File: r.file, Line: key.Line, Column: key.Column, Key: strings.TrimPrefix(path+"."+key.Value, ".")}
+		place := strict.Place{File: r.File, Line: key.Line, Column: key.Column, Key: strict.Under(path, key.Value)}
 		v := r.read(n.Content[i+1], place, depth+1)
-		v.Name = key.Value
-		if inner, ok := v.Data.(strict.Object); ok && key.Tag == "!!merge" {
-			merged = append(merged, inner...)
+		if v.Name = key.Value; key.Tag != "!!merge" || len(r.Problems) > 0 {
+			object, later[v.Name] = append(object, v), true
 			continue
 		}
-		object = append(object, v)
-	}
-	for _, v := range merged {
-		if !slices.ContainsFunc(object, func(own strict.Value) bool { return own.Name == v.Name }) {
-			object = append(object, v)
+		for _, source := range append(v.Items(), v) {
+			keys, ok := source.Data.(strict.Object)
+			if _, list := source.Data.(strict.List); !ok && !list {
+				r.Fail(source.Place, "%s: want an object, or a list of objects", source)
+			}
+			for _, m := range keys {
+				if !later[m.Name] {
+					object, later[m.Name] = append(object, m), true
+				}
+			}
 		}
 	}
+	slices.Reverse(object)
 	return object
 }

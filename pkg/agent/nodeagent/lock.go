@@ -18,7 +18,7 @@ func lockNode(ctx context.Context, log *slog.Logger) (unlock func(), err error) 
 		return nil, err
 	}
 	for told := false; ; told = true {
-		lock, err := dir.LockWithin(0, lockName, 0o600)
+		lock, err := dir.Lock(0, lockName, 0o600)
 		if err == nil {
 			return func() { lock.Unlock(); dir.Close() }, nil
 		}

@@ -52,10 +52,8 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	root := newRoot(&command{stdout: stdout, stderr: stderr})
+	root := Command(stdout, stderr)
 	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var exit exitError
 	switch {
@@ -69,11 +67,12 @@ func Main(args []string, stdout, stderr io.Writer) int {
 }
 
 // Command returns the root command, whose flags the documents list.
-func Command() *cobra.Command { return newRoot(&command{}) }
-
-func newRoot(c *command) *cobra.Command {
+func Command(stdout, stderr io.Writer) *cobra.Command {
+	c := &command{stdout: stdout, stderr: stderr}
 	root := &cobra.Command{Use: "podlace-node", Short: "Routes between the nodes of a cluster, for pods on Podlace", SilenceErrors: true,
 		SilenceUsage: true, Version: plugin.BuildVersion()}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.PersistentFlags().TextVar(&c.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	root.AddCommand(c.newRun(), c.newInstall(), c.newRemove(), c.newSchema(), c.newStatus())

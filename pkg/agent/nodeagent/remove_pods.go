@@ -26,7 +26,7 @@ func (r *removal) remainingPods() (pods, notes []string, err error) {
 	networks := r.knownNetworks()
 	notes, err = collectDead(networks, r.binDir)
 	list, listErr := reconcile.List(networks)
-	damaged, badErr := attachment.Unreadable()
+	_, damaged, badErr := attachment.Scan()
 	for _, a := range reconcile.AddDamaged(list, damaged) {
 		if hasRecord(a) {
 			pods = append(pods, describePod(a))

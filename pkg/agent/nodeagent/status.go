@@ -139,7 +139,7 @@ func showStatus(w io.Writer, asJSON, all bool) (exit int, err error) {
 	if err != nil {
 		return exitUnknown, fmt.Errorf("read the status: %w", err)
 	}
-	if lock, err := dir.LockWithin(0, lockName, 0o600); err == nil {
+	if lock, err := dir.Lock(0, lockName, 0o600); err == nil {
 		lock.Unlock()
 		s.Problems = append([]Problem{{What: "agent", Why: "podlace-node is not running: this node misses changes of the cluster",
 			Do: "start its pod or its service"}}, s.Problems...)

@@ -10,16 +10,16 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// The check "ports" reports host sides of pods that another program deleted or detached from their bridge.
+// The check "ports" reports host sides of pods that another program deleted or detached from their bridge, and bridges that are down.
 func (n *node) ports() []Finding {
 	detached, err := bridge.DetachedPorts(n.host)
 	found := unknown("the bridge ports of the pods", err)
 	bridges := map[string]bool{}
 	for _, p := range detached {
-		if p.Missing && bridges[p.Bridge] {
+		if (p.Missing || p.Down) && bridges[p.Bridge] {
 			continue
 		}
-		bridges[p.Bridge] = bridges[p.Bridge] || p.Missing
+		bridges[p.Bridge] = bridges[p.Bridge] || p.Missing || p.Down
 		found = append(found, detachedPort(p))
 	}
 	for _, name := range n.bridges() {
@@ -60,6 +60,11 @@ func detachedPort(p bridge.DetachedPort) Finding {
 		f.Evidence = fmt.Sprintf("the record of %s names %s; the node has no such link", pod, p.Bridge)
 		f.Consequence = "the pods of this bridge have no network"
 		f.Command = "podlace canary # its ADD creates the bridge and attaches all pods"
+	case p.Down:
+		f.Code, f.What = "bridge-down", fmt.Sprintf("the bridge %s is down", p.Bridge)
+		f.Evidence = "the record of " + pod + " names it"
+		f.Consequence = "the pods of this bridge have no network"
+		f.Command = fmt.Sprintf("ip link set %s up; podlace reload", p.Bridge)
 	case p.Master != "":
 		f.Level, f.Code = Warning, "port-moved"
 		f.Evidence = fmt.Sprintf("the record of the pod names %s; %s is a port of %s", p.Bridge, p.Interface, p.Master)

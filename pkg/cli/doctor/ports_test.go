@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/hostlocal"
 )
 
-// TestPorts checks that doctor reports each host side that another program detached from its bridge. If the bridge is missing, doctor
-// reports only the missing bridge.
+// TestPorts checks that doctor reports each host side that another program detached from its bridge. If the bridge is missing or down,
+// doctor reports only that.
 func TestPorts(t *testing.T) {
 	l := newLab(t)
 	l.t.Cleanup(func() { l.command("sh", "-c", "ip link del cnidoc 2>/dev/null; ip link del other0 2>/dev/null; true") })
@@ -34,6 +34,8 @@ func TestPorts(t *testing.T) {
 		{"ip link set " + veth + " master cnidoc; mv /run/podlace/pods /run/podlace/moved", "warning pods on cnidoc without a record: 2 | no record in /run/podlace has " +
 			"the interface veth"},
 		{"mv /run/podlace/moved /run/podlace/pods", ""},
+		{"ip link set cnidoc down", "error the bridge cnidoc is down | the record of container second names it | ip link set cnidoc up; podlace reload"},
+		{"ip link set cnidoc up", ""},
 		{"ip link del cnidoc", "error the bridge cnidoc is missing | the record of container "},
 	} {
 		l.command("sh", "-c", c.spoil)

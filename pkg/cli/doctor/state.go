@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -64,10 +63,10 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 			continue
 		}
 		f := Finding{Level: Warning, Code: "addresses-few", What: fmt.Sprintf("network %q has few addresses left", net.Name),
-			Evidence:    fmt.Sprintf("%d of %.0f addresses are leased of %s", u.Leased, u.Size, u.Set),
+			Evidence:    fmt.Sprintf("%s of %s", u, u.Set),
 			Consequence: "new pods wait once all are leased",
 			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
-		if float64(u.Leased) >= u.Size {
+		if u.Full() {
 			f.Level, f.Code, f.What = Error, "addresses-none", fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
 		}
@@ -94,7 +93,7 @@ func (n *node) records() (found []Finding) {
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
 	}
-	damaged, err := attachment.Unreadable()
+	_, damaged, err := attachment.Scan()
 	found = append(found, unknown("the records", err)...)
 	for _, d := range damaged {
 		found = append(found, Finding{Level: Error, Code: "damaged-record",
@@ -116,14 +115,12 @@ func (n *node) rules() (found []Finding) {
 			Consequence: "hostPorts do not answer"})
 	}
 	missing := 0
-	ports, _ := bridge.DetachedPorts(n.host) // the check "ports" reports its error and deleted links
 	records, err := attachment.AllOf("bandwidth")
 	if err == nil {
 		var list []bandwidth.Limits
 		list, err = bandwidth.Look(context.Background(), n.host, records, 0)
 		for _, l := range list {
-			deleted := slices.ContainsFunc(ports, func(p bridge.DetachedPort) bool { return p.Deleted && p.Record.Key == l.Key })
-			if l.Missing() && !l.Gone && !deleted {
+			if l.Missing() && !l.Gone && !l.Deleted { // the checks "ports" and "pods" report deleted links
 				missing++
 			}
 		}

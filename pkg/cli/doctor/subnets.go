@@ -12,6 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/nodefile"
 )
 
 // changedSubnets reports bridges whose live pods have addresses in a subnet that was removed from the configuration. On such a bridge, ADD
@@ -21,8 +22,8 @@ func (n *node) changedSubnets() (found []Finding) {
 	if err != nil {
 		return unknown("the records of bridge", err)
 	}
-	podCIDRs, _ := hostlocal.NodeCIDRs() // a node without podCIDRs is no error
-	wanted := n.subnetsOfBridges(podCIDRs)
+	_, file, _ := nodefile.Read() // a node without podCIDRs is no error
+	wanted := n.subnetsOfBridges(file.PodCIDRs)
 	reported := map[string]bool{}
 	for _, rec := range records {
 		if pod := n.attachment(rec.Key); pod == nil || pod.State != reconcile.Alive {

@@ -109,9 +109,9 @@ func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) 
 	} else if list, err = libcni.NetworkConfFromBytes(data); err != nil {
 		return nil, err
 	}
-	var files []string
-	if filepath.Ext(path) == ".conflist" && !list.LoadOnlyInlinedPlugins {
-		files, err = libcni.ConfFiles(filepath.Join(filepath.Dir(path), list.Name), []string{".conf"})
+	files, err := FolderFiles(path, list.Name, list.LoadOnlyInlinedPlugins)
+	if err != nil {
+		return nil, err
 	}
 	for _, file := range files {
 		data, err := store.ReadFile(file)
@@ -124,9 +124,6 @@ func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) 
 		}
 		list.Plugins = append(list.Plugins, p)
 	}
-	if err != nil {
-		return nil, err
-	}
 	for i, p := range list.Plugins {
 		if p.Network.Type != filepath.Base(p.Network.Type) {
 			return nil, plugin.KeyErrorf(fmt.Sprintf("plugins[%d].type", i), "type %q: want the name of a file in the runtime's folder of plugins",
@@ -137,6 +134,14 @@ func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) 
 		return nil, errors.New(`it has no name, or no list of configurations under "plugins"`)
 	}
 	return list, nil
+}
+
+// FolderFiles returns the files that runtimes add to the list in a .conflist: those in the folder of the network's name. Each is a plugin.
+func FolderFiles(path, network string, onlyInlined bool) ([]string, error) {
+	if filepath.Ext(path) != ".conflist" || onlyInlined {
+		return nil, nil
+	}
+	return libcni.ConfFiles(filepath.Join(filepath.Dir(path), network), []string{".conf"})
 }
 
 // RefusedKeys returns a problem for each key of a list, except its name, version and plugins, that keeps runtimes from loading it.

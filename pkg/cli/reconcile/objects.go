@@ -11,6 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/sriov"
 )
@@ -40,13 +41,8 @@ func LeaseFiles(networks []Network, key attachment.Key) (lines []string, err err
 		if err != nil {
 			return nil, err
 		}
-		for _, l := range leases {
-			if l.ContainerID != key.ContainerID || l.IfName != key.IfName {
-				continue
-			}
-			for _, a := range l.Addresses {
-				lines = append(lines, fmt.Sprintf("lease %s", filepath.Join(path, a.String())))
-			}
+		for _, a := range leases[plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName}].Addresses {
+			lines = append(lines, fmt.Sprintf("lease %s", filepath.Join(path, a.String())))
 		}
 	}
 	slices.Sort(lines)

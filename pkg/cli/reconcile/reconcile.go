@@ -88,7 +88,7 @@ func (a *Attachment) of() plugin.Attachment {
 // List returns the attachments that are recorded on this node. List reads the records of the plugins and the leases of host-local. List
 // reads the lease folders of the networks and the default lease folder.
 func List(networks []Network) ([]*Attachment, error) {
-	records, err := attachment.All()
+	records, _, err := attachment.Scan()
 	if err != nil {
 		return nil, err
 	}
@@ -174,8 +174,8 @@ func addLeases(found map[attachment.Key]*Attachment, path string) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range leases {
-		a := entry(found, attachment.Key{Network: filepath.Base(path), ContainerID: l.ContainerID, IfName: l.IfName})
+	for of, l := range leases {
+		a := entry(found, attachment.Key{Network: filepath.Base(path), ContainerID: of.ContainerID, IfName: of.IfName})
 		// Records are stored on tmpfs, so a reboot deletes them. An attachment with a record was therefore created after the last boot.
 		a.earlier = l.Earlier && len(a.Holders) == 0
 		a.written = l.Written

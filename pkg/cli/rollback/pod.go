@@ -41,10 +41,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	}
 	var steps []attachment.Step
 	if rec, ok := records["bridge"]; ok {
-		of, err := bridge.FromRecord(rec)
-		if err != nil {
-			return nil, err
-		}
+		of, _ := bridge.FromRecord(rec) // checkLegible has parsed it, and the limits below
 		j.indexes[[2]string{key.Network, of.DataDir}] = true
 		if steps, err = bridge.ToReference(rec, addresses, conf.Plugin("bridge")); err != nil {
 			return nil, j.explain(err, conf.Plugin("bridge"))
@@ -58,10 +55,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 		steps = append(steps, more...)
 	}
 	if rec, ok := records["bandwidth"]; ok {
-		name, shared, err := bandwidth.Device(rec)
-		if err != nil {
-			return nil, err
-		}
+		name, shared, _ := bandwidth.Device(rec)
 		if name != "" && !shared {
 			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name +
 				": it has one for each container"})

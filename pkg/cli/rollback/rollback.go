@@ -10,6 +10,7 @@
 package rollback
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -36,17 +37,20 @@ type Options struct {
 	Out      io.Writer
 }
 
+// ErrRemains means that Run could not convert or remove all state of Podlace.
+var ErrRemains = errors.New("state of Podlace remains")
+
 type job struct {
 	Options
 	host    *kernel.Node
 	seen    map[attachment.Key]bool
 	indexes map[[2]string]bool // keys: network and data folder
-	failed  int
-	state   bool // the state folder exists
+	failed  map[[2]string]bool // keys: network and hash of an attachment, of which several records may be unreadable
+	state   bool               // the state folder exists
 }
 
-// Run prints all conversion steps. If Act is true, Run also executes these steps. If Run returns an error, some of Podlace's state is left
-// on the node.
+// Run prints all conversion steps and, if Act is true, executes them. Any error except ErrRemains means that it could not start and has
+// changed nothing.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -54,14 +58,8 @@ func Run(o Options) error {
 	}
 	defer host.Close()
 	_, missing := os.Stat(store.Root)
-	if o.Act {
-		unlock, err := attachment.Waiting.Node("rollback") // no second rollback at the same time
-		if err != nil {
-			return err
-		}
-		defer unlock()
-	}
-	j := &job{Options: o, host: host, seen: map[attachment.Key]bool{}, indexes: map[[2]string]bool{}, state: missing == nil}
+	j := &job{Options: o, host: host, seen: map[attachment.Key]bool{}, indexes: map[[2]string]bool{},
+		failed: map[[2]string]bool{}, state: missing == nil}
 	records, err := readAll()
 	if err != nil {
 		return err
@@ -79,10 +77,13 @@ func Run(o Options) error {
 	for _, r := range records {
 		j.network(r)
 	}
-	if j.failed > 0 {
-		return fmt.Errorf("%d pods could not be rewritten: the tables and records of Podlace stay, run it again", j.failed)
+	if len(j.failed) > 0 {
+		return fmt.Errorf("%w: attachments that cannot be rewritten: %d; mend that and run it again", ErrRemains, len(j.failed))
 	}
-	return j.cleanNode()
+	if err := j.cleanNode(); err != nil {
+		return fmt.Errorf("%w: %w", ErrRemains, err)
+	}
+	return nil
 }
 
 // networkRecords contains the attachment records of one network.
@@ -125,7 +126,7 @@ const remedyHint = "have the runtime delete its pod, which removes the record to
 func (j *job) network(r networkRecords) {
 	for _, d := range r.unreadable {
 		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedyHint, r.network, d.Path(), d.Reason.Error())
-		j.failed++
+		j.failed[[2]string{d.Network, strings.TrimPrefix(d.Name, d.Plugin()+"-")}] = true
 	}
 	conf, _ := reconcile.Named(j.Networks, r.network) // without a configuration, each step that needs it fails
 	j.indexes[[2]string{r.network, conf.DataDir()}] = true
@@ -170,7 +171,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 		if err == nil && len(records) == 0 {
 			return nil // a DEL removed it meanwhile
 		}
-		j.printLine("pod %s: container %s, %s in network %s", plugin.Plain(podOf(records), reconcile.MaxName),
+		j.printLine("%scontainer %s, %s in network %s", podOf(records),
 			plugin.Plain(key.ContainerID, reconcile.MaxName), plugin.Plain(key.IfName, reconcile.MaxName), key.Network)
 		if err != nil {
 			return fmt.Errorf("%w: "+remedyHint, err)
@@ -182,18 +183,19 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 		return j.do(steps)
 	}()
 	if err != nil {
-		j.failed++
+		j.failed[[2]string{key.Network, key.Hash()}] = true
 		j.printLine("  FAILED: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 }
 
+// podOf returns the name of the pod as the beginning of a line. Some runtimes pass no name, and podOf then returns "".
 func podOf(records map[string]attachment.Record) string {
 	for _, rec := range records {
 		if rec.Pod != "" {
-			return rec.Pod
+			return "pod " + plugin.Plain(rec.Pod, reconcile.MaxName) + ": "
 		}
 	}
-	return "(no name)"
+	return ""
 }
 
 func (j *job) do(steps []attachment.Step) error {
@@ -255,7 +257,7 @@ func (j *job) cleanNode() error {
 	if err := j.do(steps); err != nil || !j.Act {
 		return err
 	}
-	return attachment.Clear() // also removes this run's lock
+	return attachment.Clear()
 }
 
 // checkNoNewPods returns an error if a plugin of Podlace has added a pod since the rollback started.

@@ -14,12 +14,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -89,11 +91,13 @@ func TestTold(t *testing.T) {
 	state := writeRecord(t, "portmap", "n", "state", pod.Path, plugin.Pod{Namespace: "shop", Name: "\x1b[2Jweb\n0" + strings.Repeat("x", 200)},
 		ports("state"))
 	torn := writeRecord(t, "portmap", "n", "torn", pod.Path, plugin.Pod{}, nil)
-	if err := os.WriteFile(torn, []byte("{"), 0o600); err != nil {
+	more := writeRecord(t, "bandwidth", "n", "torn", pod.Path, plugin.Pod{}, nil) // of the same attachment
+	if err := errors.Join(os.WriteFile(torn, []byte("{"), 0o600), os.WriteFile(more, []byte("{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	out, err := dryRun(Options{})
-	if err == nil || strings.Contains(out, "nothing to rewrite") || strings.Count(out, "the runtime delete its pod") != 2 {
+	if !errors.Is(err, ErrRemains) || !strings.Contains(err.Error(), "attachments that cannot be rewritten: 2;") ||
+		strings.Contains(out, "nothing to rewrite") || strings.Count(out, "the runtime delete its pod") != 3 {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, says := range []string{"pod shop/?[2Jweb?0xxx", "  FAILED: record " + state + ": ",
@@ -106,11 +110,11 @@ func TestTold(t *testing.T) {
 		t.Errorf("the name is raw or long: %q", out)
 	}
 	out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}})
-	if out != "" || err == nil || !strings.Contains(err.Error(),
+	if out != "" || err == nil || errors.Is(err, ErrRemains) || !strings.Contains(err.Error(),
 		"network n has no configuration in /conf that can be read: /conf/10-x.conf: want a regular file") {
 		t.Errorf("with a damaged configuration: %v\n%s", err, out)
 	}
-	if err := errors.Join(os.Remove(state), os.Remove(torn)); err != nil {
+	if err := errors.Join(os.Remove(state), os.Remove(torn), os.Remove(more)); err != nil {
 		t.Fatal(err)
 	}
 	if out, err = dryRun(Options{ConfDir: "/conf", Damaged: []string{"/conf/10-x.conf: want a regular file"}}); err != nil {
@@ -129,7 +133,7 @@ func TestNoConfiguration(t *testing.T) {
 	writeRecord(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{},
 		map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
 	out, err := dryRun(Options{ConfDir: "/conf"})
-	if err == nil || !strings.Contains(out,
+	if err == nil || !strings.HasPrefix(out, "container c, eth0 in network none\n") || !strings.Contains(out,
 		"names the plugin bridge: the configurations of /conf were read, --conf-dir names another folder") ||
 		strings.Contains(out, "nothing to rewrite") {
 		t.Errorf("%v\n%s", err, out)
@@ -154,7 +158,8 @@ func TestVFs(t *testing.T) {
 	if err := errors.Join(os.Remove(file), os.WriteFile(journal, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if out, err = dryRun(Options{Act: true}); err == nil || !strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
+	if out, err = dryRun(Options{Act: true}); !errors.Is(err, ErrRemains) ||
+		!strings.Contains(err.Error(), "VFs 0000:11:02.1 are not as they were") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if err := attachment.Clear(); err != nil {
@@ -168,6 +173,42 @@ func TestVFs(t *testing.T) {
 	}
 	if found, err := os.ReadDir(store.Root); len(found) > 0 {
 		t.Errorf("left: %v, %v", found, err)
+	}
+}
+
+// TestAtOnce: several rollbacks at once write each rule once, because each pod is rewritten under the lock of its attachment.
+func TestAtOnce(t *testing.T) {
+	const pods = 8
+	conf := t.TempDir()
+	const list = `{"cniVersion":"1.0.0","name":"once","plugins":[{"type":"bridge","macspoofchk":true}]}`
+	if err := os.WriteFile(filepath.Join(conf, "1.conflist"), []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	networks, notes, err := reconcile.Networks(conf)
+	if err != nil || len(networks) != 1 {
+		t.Fatal(networks, notes, err)
+	}
+	kerneltest.EmptyNFT(t)
+	for i := range pods {
+		link := attachment.Key{Network: "once", ContainerID: fmt.Sprint("pod", i), IfName: "eth0"}.HostVeth()
+		add := exec.Command("ip", "link", "add", link, "type", "veth", "peer", "name", fmt.Sprint("peer", i))
+		if out, err := add.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
+		writeRecord(t, "bridge", "once", fmt.Sprint("pod", i), "/run/netns/none", plugin.Pod{},
+			map[string]any{"guard": map[string]any{"link": link, "mac": "02:00:00:00:00:01"}})
+	}
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() { _, _ = dryRun(Options{Act: true, Networks: networks}) }) // a late one finds no records
+	}
+	group.Wait()
+	out, err := exec.Command("nft", "list", "ruleset").Output()
+	for i := range pods {
+		if n := strings.Count(string(out), fmt.Sprintf("macspoofchk-pod%d-eth0", i)); n != 4 || err != nil {
+			t.Errorf("pod%d has %d rules, want 4: %v", i, n, err)
+		}
 	}
 }
 

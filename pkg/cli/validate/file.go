@@ -39,7 +39,7 @@ func (p Problem) String() string {
 func Files(files []yamlfile.File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
-		c.file(f)
+		c.file(f, nil)
 	}
 	c.clashes()
 	return c.problems
@@ -60,7 +60,8 @@ type part struct {
 	total  int    // lines of the file
 	object string // key of the object in the file, with a dot
 	key    string
-	nad    string // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
+	list   *network // the list to which this file in the folder of its name belongs, or nil
+	nad    string   // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
 	data   []byte
 	source []byte // the whole file
 	root   strict.Value
@@ -94,8 +95,9 @@ func lineOf(text []byte, line int) []byte {
 	return lines[min(line, len(lines))-1]
 }
 
-func (c *checker) file(f yamlfile.File) {
-	whole := part{file: f.Name, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
+// The method file() checks a file. The argument `list` is the list to which the file belongs as a plugin, or nil.
+func (c *checker) file(f yamlfile.File, list *network) {
+	whole := part{file: f.Name, list: list, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
 		c.add(whole, strict.Place{}, emptyFile, true, "the file is empty")
 	} else if trimmed[0] == '{' || bytes.HasPrefix(trimmed, []byte("\ufeff{")) || filepath.Ext(f.Name) == ".conflist" {
@@ -137,12 +139,9 @@ func (c *checker) json(t part) {
 	}
 }
 
-// anyPrefix takes the place of the device plugin's option --resource-prefix. The checks give the same result for any prefix.
-const anyPrefix = "example.com"
-
 // The method pools() checks a configuration of sriov-device-plugin.
 func (c *checker) pools(t part) {
-	config, err := pool.Parse(pool.Source{File: t.file, Prefix: anyPrefix}, t.data)
+	config, err := pool.Parse(pool.Source{File: t.file, AnyPrefix: true}, t.data)
 	var problems strict.Problems
 	errors.As(err, &problems)
 	for _, p := range problems {
@@ -186,14 +185,16 @@ func (c *checker) nodeFile(t part) {
 	}
 }
 
+const lastCounts = ": only the last value counts"
+
 // duplicateKeys returns a finding for each key that an object of a JSON text repeats.
 func duplicateKeys(data []byte) (found []plugin.Finding) {
-	root, _ := (&strict.Report{}).ParseJSON(data)
-	root.Walk(func(v *strict.Value, repeated bool) {
-		if repeated {
-			found = append(found, plugin.Finding{Key: v.Key, Code: plugin.DuplicateKey,
-				Text: "the object has this key twice, and only the last value counts"})
-		}
-	})
+	var r strict.Report
+	root, _ := r.ParseJSON(data)
+	r.Problems = nil // ADD reports invalid JSON
+	r.Duplicates(root)
+	for _, p := range r.Problems {
+		found = append(found, plugin.Finding{Key: p.Key, Text: p.Text + lastCounts, Code: plugin.DuplicateKey})
+	}
 	return found
 }

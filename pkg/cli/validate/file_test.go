@@ -105,7 +105,12 @@ func TestNetworkFiles(t *testing.T) {
 		"same devices": {`{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["p"]}}, {"resourceName": "b", "selectors": {"pfNames": ["p"]}}]}`,
 			[]string{"f:1:75: resourceList[1]: warning: resource b gets no device: resource a (resourceList[0]) has the same selectors [device-pool-effect]"}},
 		"other nodes": {`{"resourceList": [{"resourceName": "a", "hosts": ["x"]}, {"resourceName": "b", "hosts": ["y"]}]}`,
-			[]string{"f:1:19: resourceList[0]: warning: resource example.com/a: only for hosts x", "f:1:58: resourceList[1]: warning: resource example.com/b: only for"}},
+			[]string{"f:1:19: resourceList[0]: warning: resource a: only for hosts x", "f:1:58: resourceList[1]: warning: resource b: only for"}},
+		"unknown prefix": {`{"resourceList": [{"resourceName": "a"}, {"resourceName": "A", "resourcePrefix": ""}, {"resourceName": "a"}, {"resourceName": "a_nonuma"},` +
+			`{"resourceName": "` + strings.Repeat("x", 63) + `", "api": "dra"}]}`, []string{
+			`f:1:42: resourceList[1]: error: resource A: its environment variable PCIDEVICE_*_A is also that of a, resourceList[0] in line 1; rename one [device-pool]`,
+			"f:1:87: resourceList[2]: error: resource a: resourceList[0] in line 1 has the same name [device-pool]",
+			"f:1:110: resourceList[3]: error: resource a_nonuma: resourceList[0] in line 1 may offer devices under this name [device-pool]"}},
 		"pool's note": {`{"resourceList": []}`, []string{"f:1:2: resourceList: warning: no resource is configured: no device is offered"}},
 	} {
 		checkLines(t, name, c.data, c.want)
@@ -140,11 +145,16 @@ func TestEveryFault(t *testing.T) {
 		"texts as booleans": {strings.Replace(bridgeNet, `"name"`, `"disableGC": "False", "disableCheck": "true", "name"`, 1), nil},
 		"bad node": {"{\n\"podCIDRs\": [\"10.0.0.1/24x\"], \"clusterCIDRs\": [\"x\"], \"mtu\": 1}", []string{"f:2:1: podCIDRs: error: podCIDRs",
 			"f:2:31: clusterCIDRs: error: clusterCIDRs", "f:2:54: mtu: error: mtu 1"}},
-		"no address for the bridge": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/32"}],[{"subnet":"10.8.0.0/31","gateway":"10.8.0.0"}]]}}`,
-			[]string{"f:1:67: ipam: error: isGateway: address 10.7.0.0/32 has no gateway"}},
+		"no address for the bridge": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateway":true,"vlan":-1,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/32"}],[{"subnet":"10.8.0.0/31","gateway":"10.8.0.0"}]]}}`,
+			[]string{"f:1:67: vlan: error: vlan -1", "f:1:77: ipam: error: isGateway: address 10.7.0.0/32 has no gateway"}},
 		"agent": {`{"offLink": "vxlan"}`, []string{"f:1:1: warning: 'podlace validate' does not check the configuration of podlace-node"}},
 		"trunk": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","vlanTrunk":[{"id":5000},{"id":1},{}]}`, []string{
 			"f:1:63: vlanTrunk[0]: error: vlanTrunk[0] 5000: want 1-4094", "f:1:84: vlanTrunk[2]: error: vlanTrunk[2]: want id"}},
+		"keys in other letters": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"x"},` + "\n" +
+			`{"type":"portmap","capabilities":{"portMappings":true},"é":1,"é":2},{"type":"bridge","vlanTrunk":[{"id":1,"ключ":3}]}]}`, []string{
+			`f:2:62: plugins[1]."\u00e9": warning: duplicate key: only the last value counts [duplicate-key]`,
+			`f:2:62: plugins[1]."\u00e9": warning: unknown key is ignored [unknown-key]`,
+			`f:2:107: plugins[2].vlanTrunk[0]."\u043a\u043b\u044e\u0447": warning: unknown key is ignored [unknown-key]`}},
 	} {
 		checkLines(t, name, c.data, c.want)
 	}
@@ -198,6 +208,7 @@ func TestClashes(t *testing.T) {
 
 // TestManifests checks pods and networks in YAML. The line of each problem is a line of the YAML file.
 func TestManifests(t *testing.T) {
+	deep := strings.Repeat("[", 101) + strings.Repeat("]", 101)
 	data, err := os.ReadFile("testdata/manifests.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -225,8 +236,8 @@ func TestManifests(t *testing.T) {
 		"kind: Pod\nspec: {containers: [{ports: [{hostPort: '80'}]}]}": `f:2:31: Pod: spec.containers[0].ports[0].hostPort: error: "80": want a number`,
 		"kind: Pod\nmetadata: {labels: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {}": "f:2:21: Pod: metadata.labels.kubernetes.io/ingress-bandwidth: " +
 			"warning: no program reads this label: write it as an annotation [unknown-annotation]",
-		"kind: Pod\nspec: {x: [{a: 1, b: 2, a: 3}]}":                     "f:2:25: spec.x[0].a: error: the object has this key twice",
-		`{"kind": "Pod", "apiVersion": "v1", "spec": {}, "kind": "Pod"}`: "f:1:49: kind: error: the object has this key twice: kubectl refuses it [duplicate-key]",
+		"kind: Pod\nspec: {x: [{a: 1, b: 2, a: 3}]}":                     "f:2:25: spec.x[0].a: error: duplicate key, first in line 2: only the last value counts [duplicate-key]",
+		`{"kind": "Pod", "apiVersion": "v1", "spec": {}, "kind": "Pod"}`: "f:1:49: kind: error: duplicate key, first in line 1: only the last value counts [duplicate-key]",
 		"kind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec: {config: '{\"cniVersion\": \"1.0.0\", \"plugins\": [{\"type\": \"bridge\", \"brige\": 1}]}'}": "f:3:72: NetworkAttachmentDefinition a: " +
 			"spec.config: plugins[0].brige: warning: unknown key",
 		"kind: NetworkAttachmentDefinition\nspec: {config: {type: bridge}}": "f:2:8: NetworkAttachmentDefinition: spec.config: error: an object: want a text",
@@ -244,7 +255,8 @@ func TestManifests(t *testing.T) {
 		"a: [\n1,\n2]\nb: 1\nc: *x\nd: 1\n":                              "f:5:1: error: yaml: unknown anchor 'x' referenced",
 		"a: 1\nb: 'it\nc: 1\n":                                           "f:2:1: error: yaml: found unexpected end of stream",
 		"a: 1\n---\nb: 1\n\tc: 1\n":                                      "f:4:1: error: yaml: found a tab",
-		"a: &a [*a]":                                                     "f:1:1: error: aliases repeat so much that the text is too large",
+		"a: &a [*a]":                                                     "f:1:8: error: nested more than 100 levels deep",
+		"kind: Pod\nspec: {x: " + deep + "}":                             "f:2:109: error: nested more than 100 levels deep [syntax]",
 		"a: &a [1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: [*c, *c, *c, *c, *c, *c, *c, *c]": "f:1:1: error: aliases",
 	} {
 		if got := lines(yamlfile.File{Name: "f", Data: []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {

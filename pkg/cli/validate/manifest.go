@@ -23,13 +23,13 @@ func (c *checker) manifests(t part) {
 	documents, err := yamlfile.Read(t.file, t.data)
 	known := 0
 	c.claims = false
+	r := strict.Report{File: t.file}
 	for _, d := range documents {
 		known += c.object(t, d)
-		d.Walk(func(v *strict.Value, repeated bool) {
-			if repeated {
-				c.add(t, v.Place, plugin.DuplicateKey, true, "the object has this key twice: kubectl refuses it")
-			}
-		})
+		r.Duplicates(d)
+	}
+	for _, p := range r.Problems {
+		c.add(t, p.Place, plugin.DuplicateKey, true, "%s", p.Text+lastCounts)
 	}
 	var wrong strict.Problems
 	switch {

@@ -27,7 +27,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // The type network contains the data for a comparison of network configurations.
@@ -35,7 +37,7 @@ type network struct {
 	part
 	name    string
 	version string
-	kinds   []string // of its plugins so far
+	kinds   *[]string // of its plugins so far, with those in its folder
 	subnets []subnet
 }
 
@@ -52,7 +54,7 @@ func (t part) subnetsOf(path string, p plugin.Part, podCIDRs []netip.Prefix, par
 	ranges := slices.Concat(parsed.Sets...)
 	for _, prefix := range hostlocal.Subnets(p.Config, podCIDRs) {
 		s := subnet{Prefix: prefix, at: t.root.At(strings.Trim(path+".ipam", "."))}
-		t.root.Walk(func(v *strict.Value, _ bool) {
+		t.root.Walk(func(v *strict.Value) {
 			if v.Name == "subnet" && v.Data == prefix.String() && strings.HasPrefix(v.Key, s.at.Key) {
 				s.at = v.Place
 			}
@@ -84,26 +86,24 @@ func (c *checker) network(t part) {
 		Type       string            `json:"type"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	data, path, n, before := t.data, t.file, network{part: t}, len(c.problems)
-	c.refused(&n, "", plugin.Part{Config: data}, func(r *plugin.Request) error { return plugin.Decode(r.Config, &list) })
+	path, n, before := t.file, network{part: t, kinds: new([]string)}, len(c.problems)
+	c.refused(&n, "", plugin.Part{Config: t.data}, func(r *plugin.Request) error { return plugin.Decode(r.Config, &list) })
 	if t.key != "" || !slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(path)) {
 		path = map[bool]string{true: ".conf"}[list.Type != ""]
 	}
-	if t.nad != "" && list.Name == "" {
-		list.Name, data = t.nad, ipam.WithKey(data, "name", json.RawMessage(strconv.Quote(t.nad)))
+	if t.list != nil { // it gives its plugins a name and a version
+		list.Name, list.CNIVersion, n.kinds = t.list.name, t.list.version, t.list.kinds
+	} else if t.nad != "" && list.Name == "" {
+		list.Name = t.nad
 	}
-	if err := utils.ValidateNetworkName(list.Name); err != nil && (list.Name != "" || t.root.Get("name").Text() == "") {
-		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'",
-			strings.TrimSuffix(err.Msg, ":"))
+	if err := utils.ValidateNetworkName(list.Name); err != nil && t.list == nil && (list.Name != "" || t.root.Get("name").Text() == "") {
+		c.add(t, t.root.At("name"), networkName, true, "%s: want letters, digits, '_', '.' and '-'", strings.TrimSuffix(err.Msg, ":"))
 	}
-	loaded, refusal := reconcile.Load(path, data)
+	loaded, refusal := reconcile.Load(path, ipam.WithKey(t.data, "name", json.RawMessage(strconv.Quote(list.Name))))
 	if refusal == nil && list.Type == "" {
 		list.CNIVersion = loaded.CNIVersion
-		for _, p := range loaded.Plugins[len(list.Plugins):] {
-			list.Plugins = append(list.Plugins, p.Bytes) // from the network's folder
-		}
 	}
-	if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
+	if t.list == nil && !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
 		c.add(t, t.root.At("cniVersion"), cniVersion, list.CNIVersion != "", "%q: want one of %s", list.CNIVersion,
 			strings.Join(version.All.SupportedVersions(), ", "))
 	}
@@ -114,16 +114,28 @@ func (c *checker) network(t part) {
 	if list.Type != "" {
 		c.entry(&n, "", t.data)
 	} else {
-		for _, v := range reconcile.RefusedKeys(t.root) {
-			c.add(t, v.Place, wrongType, true, "%s", v.Text)
-		}
-	}
-	for i, config := range list.Plugins {
-		c.entry(&n, fmt.Sprintf("plugins[%d]", i), config)
+		c.list(path, &n, list.Plugins)
 	}
 	c.networks = append(c.networks, n)
 	if refusal != nil && !slices.ContainsFunc(c.problems[before:], func(p Problem) bool { return p.Error }) {
-		c.add(t, t.root.At(cmp.Or(plugin.KeyOf(refusal), "plugins")), wrongType, true, "runtimes refuse the configuration: %v", refusal)
+		key := map[bool]string{true: "type", false: cmp.Or(plugin.KeyOf(refusal), "plugins")}[list.Type != "" && plugin.KeyOf(refusal) != ""]
+		c.add(t, t.root.At(key), wrongType, true, "runtimes refuse the configuration: %v", refusal)
+	}
+}
+
+// The method list() checks what only a list has: keys that runtimes refuse, plugins, and the folder of its name, whose files runtimes add.
+func (c *checker) list(path string, n *network, plugins []json.RawMessage) {
+	for _, v := range reconcile.RefusedKeys(n.root) {
+		c.add(n.part, v.Place, wrongType, true, "%s", v.Text)
+	}
+	for i, config := range plugins {
+		c.entry(n, fmt.Sprintf("plugins[%d]", i), config)
+	}
+	files, _ := reconcile.FolderFiles(path, n.name, n.root.Get("loadOnlyInlinedPlugins").Data == true)
+	for _, file := range files {
+		if data, err := store.ReadFile(file); err == nil { // otherwise the refusal says so
+			c.file(yamlfile.File{Name: file, Data: data}, n)
+		}
 	}
 }
 
@@ -150,10 +162,10 @@ func (c *checker) entry(n *network, path string, config []byte) {
 	c.misspelt(n, strings.Trim(path+".type", "."), name)
 	c.misspelt(n, strings.Trim(path+".ipam.type", "."), ipam.Type(ipam.Object(config)))
 	for _, p := range plugin.Parts(config) {
-		if slices.Contains(n.kinds, p.Kind) && slices.Contains(plugin.Kinds(), p.Kind) {
+		if slices.Contains(*n.kinds, p.Kind) && slices.Contains(plugin.Kinds(), p.Kind) {
 			c.add(n.part, n.root.At(path), pluginTwice, true, "another entry of this network runs %s already, and both would write the same record", p.Kind)
 		}
-		n.kinds = append(n.kinds, p.Kind)
+		*n.kinds = append(*n.kinds, p.Kind)
 		c.plugin(n, path, p)
 	}
 }
@@ -163,17 +175,21 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if p.Kind == "sriov" && n.nad != "" && json.Unmarshal(p.Config, &device) == nil && device.DeviceID == nil {
 		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`))
 	}
-	if len(n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
+	if len(*n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
 		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "%s is a chained plugin: name it after a main plugin, such as bridge", p.Kind)
 	}
-	if parse := parsers()[p.Kind]; parse != nil {
+	var bridged bridge.Config
+	parsers := map[string]func(*plugin.Request) error{ // plugins of other projects have none
+		"bridge": into(&bridged, bridge.Parse), "portmap": into(new(portmap.Config), portmap.Parse),
+		"bandwidth": into(new(bandwidth.Config), bandwidth.Parse), "sriov": sriov.Check}
+	if parse := parsers[p.Kind]; parse != nil {
 		c.refused(n, path, p, parse)
 	}
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
-		parsed, _ := hostlocal.Parse(n.request(p))
+		var parsed hostlocal.Config
+		c.refused(n, path, p, into(&parsed, hostlocal.Parse))
 		n.subnets = append(n.subnets, n.subnetsOf(path, p, c.node.PodCIDRs, parsed)...)
-		c.refused(n, path, p, errorOf(hostlocal.Parse))
-		if config, _ := bridge.Parse(n.request(p)); p.Kind == "bridge" && config.Gateway {
+		if bridged.Gateway {
 			for _, r := range slices.Concat(parsed.Sets...) {
 				if _, err := bridge.GatewayOf(r.Subnet, r.Gateway); err != nil {
 					c.add(n.part, n.root.At(strings.Trim(path+".ipam", ".")), codeOf(err), true, "%v", err)
@@ -188,15 +204,10 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	}
 }
 
-// parsers contains the parsers of the plugins' configurations. The plugins of other projects have none.
-func parsers() map[string]func(*plugin.Request) error {
-	return map[string]func(*plugin.Request) error{"bridge": errorOf(bridge.Parse), "portmap": errorOf(portmap.Parse),
-		"bandwidth": errorOf(bandwidth.Parse), "sriov": sriov.Check}
-}
-
-func errorOf[T any](parse func(*plugin.Request) (T, error)) func(*plugin.Request) error {
-	return func(r *plugin.Request) error {
-		_, err := parse(r)
+// into returns a parser that stores what a plugin's own parser returns.
+func into[T any](to *T, parse func(*plugin.Request) (T, error)) func(*plugin.Request) error {
+	return func(r *plugin.Request) (err error) {
+		*to, err = parse(r)
 		return err
 	}
 }
@@ -228,7 +239,7 @@ func (c *checker) refused(n *network, path string, p plugin.Part, parse func(*pl
 				c.add(n.part, at, codeOf(err), true, "%s", text)
 			}
 			said[key+text] = true
-			root.Walk(func(v *strict.Value, _ bool) {
+			root.Walk(func(v *strict.Value) {
 				plain := listIndex.ReplaceAllString(v.Key, "") // as in errors of encoding/json
 				if v.Data != nil && (strings.EqualFold(v.Key, key) || strings.EqualFold(plain, key)) {
 					v.Data, refused = nil, append(refused, plain)
@@ -267,14 +278,13 @@ func (c *checker) misspelt(n *network, path, name string) {
 func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {
-			if later.name == earlier.name {
-				if later.nad == "" && earlier.nad == "" {
-					c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
-						later.name, earlier.file)
-				}
-				continue
+			switch {
+			case later.name != earlier.name:
+				c.clashOfSubnets(earlier, later)
+			case later.nad == "" && earlier.nad == "" && later.list == nil && earlier.list == nil:
+				c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
+					later.name, earlier.file)
 			}
-			c.clashOfSubnets(earlier, later)
 		}
 	}
 }

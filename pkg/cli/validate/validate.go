@@ -13,6 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/sriov"
@@ -28,7 +29,8 @@ type Node struct {
 
 // ThisNode reads the facts about the node on which the program runs. Missing podCIDRs of the node cause no error.
 func ThisNode() (node Node, err error) {
-	node.PodCIDRs, _ = hostlocal.NodeCIDRs()
+	_, file, _ := nodefile.Read()
+	node.PodCIDRs = file.PodCIDRs
 	host, err := kernel.Host()
 	if err != nil {
 		return node, err

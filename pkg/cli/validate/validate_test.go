@@ -61,7 +61,7 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 		"unknown in ipam": {list(strings.Replace(bridge, `"ranges"`, `"range":[],"ranges"`, 1)), []string{"plugins[0].ipam.range"}},
 		"unknown below": {list(`{"type":"bridge","vlanTrunk":[{"id":1},{"minId":2,"maxID":3,"idd":4}],"ipam":{"type":"host-local","routes":[{"dst":"::/0"},` +
 			`{"gww":"::"}],"ranges":[[{"subnet":"10.7.0.0/16"},{"gatway":"x"}],{"subnet":1}]}}`), []string{"plugins[0].vlanTrunk[1].idd",
-			"plugins[0].ipam.ranges[0][1].gatway", "plugins[0].ipam.routes[1].gww"}},
+			"plugins[0].ipam.routes[1].gww", "plugins[0].ipam.ranges[0][1].gatway"}},
 		"unknown in the list": {strings.Replace(list(bridge), "disableCheck", "disableChek", 1), []string{"disableChek"}},
 		"foreign capability":  {list(bridge, `{"type":"tuning","capabilities":{"macs":true}}`), []string{"plugins[1].capabilities.macs"}},
 		"loopback":            {list(`{"type":"loopback","mtuu":1}`), []string{"plugins[0].mtuu"}},

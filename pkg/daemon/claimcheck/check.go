@@ -5,6 +5,7 @@ package claimcheck
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -221,15 +222,16 @@ func (c *checker) checkEntries(m manifest, path string, list []resourceapi.Devic
 		project, raw := replaced()[e.Opaque.Driver], e.Opaque.Parameters.Raw
 		switch {
 		case e.Opaque.Driver == claim.Driver:
-			entry, err := vfconfig.Decode(raw, at+".parameters")
+			_, err := vfconfig.Decode(raw, at+".parameters")
+			values := map[string]json.RawMessage{}
+			_ = json.Unmarshal(raw, &values) // Decode reports a fault
 			var problems strict.Problems
 			errors.As(err, &problems)
 			for _, p := range problems {
 				c.fail("%s: %s", m.at(p.Key), p.Text)
+				delete(values, strings.TrimPrefix(p.Key, at+".parameters."))
 			}
-			if err != nil { // the rest of the entry is checked
-				e.Opaque.Parameters.Raw, _ = vfconfig.Parameters(entry.Resource, entry.Config)
-			}
+			e.Opaque.Parameters.Raw, _ = json.Marshal(values) // the rest of the entry is checked
 		case isMisspeltDriver(e.Opaque.Driver) || bytes.Contains(raw, []byte(vfconfig.APIVersion)):
 			c.fail("%s: %q: did you mean %s?", m.at(at+".driver"), e.Opaque.Driver, claim.Driver)
 		case project != "" && !c.drivers[e.Opaque.Driver]:

@@ -240,7 +240,7 @@ func TestCheckClaimPlaces(t *testing.T) {
 	const claim = "apiVersion: resource.k8s.io/v1\n  kind: ResourceClaim\n  metadata: {name: c}\n  spec:\n    devices:\n      requests:\n" +
 		"      - name: vf\n        exactly: {deviceClassName: fast.example.com, cuont: 2}\n" +
 		"      config:\n      - opaque:\n          driver: sriov.podlace.io\n          parameters:\n" +
-		"            apiVersion: sriov.podlace.io/v1alpha1\n            kind: VFConfig\n            vlann: 1\n            mtu: 1\n"
+		"            apiVersion: sriov.podlace.io/v1alpha1\n            kind: VFConfig\n            vlann: 1\n            mtu: 1\n            ключ: 1\n    tail: 1\n    tail: 2\n"
 	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim,
 		"twice.yaml": "kind: Pod\nkind: Pod\n"})
 	t.Chdir(dir)
@@ -249,10 +249,15 @@ func TestCheckClaimPlaces(t *testing.T) {
 		"m.yaml:10:54: ResourceClaim default/c: spec.devices.requests[0].exactly.cuont: unknown key; did you mean count?\n",
 		"m.yaml:17:13: ResourceClaim default/c: spec.devices.config[0].opaque.parameters.vlann: unknown key; did you mean vlan?\n",
 		"m.yaml:18:13: ResourceClaim default/c: spec.devices.config[0].opaque.parameters.mtu: 1: want 68-65535\n",
+		`m.yaml:19:13: ResourceClaim default/c: spec.devices.config[0].opaque.parameters."\u043a\u043b\u044e\u0447": unknown key; known keys: `,
+		"m.yaml:21:5: items[0].spec.tail: duplicate key, first in line 20\n",
 	} {
 		if !strings.Contains(stderr, want) {
 			t.Errorf("got %s\nwant %s", stderr, want)
 		}
+	}
+	if strings.Count(stderr, "duplicate key") != 1 {
+		t.Errorf("got %s\nwant one duplicate key", stderr)
 	}
 	_, _, stderr = run("check-claim", "twice.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
 	if !strings.Contains(stderr, "twice.yaml:2:1: kind: duplicate key") {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/yamlfile"
 )
@@ -72,6 +73,8 @@ func (c *checker) readManifests(stdin io.Reader, name string) (all []manifest, e
 // parseManifests returns the objects in a YAML or JSON text, and those in lists. A repeated key is a problem, as for an API server.
 func (c *checker) parseManifests(file string, data []byte) (all []manifest) {
 	documents, err := yamlfile.Read(file, data)
+	r := strict.Report{File: file}
+	errors.As(err, &r.Problems)
 	for _, d := range documents {
 		items := d.Get("items").Items()
 		if items == nil {
@@ -80,15 +83,9 @@ func (c *checker) parseManifests(file string, data []byte) (all []manifest) {
 		for _, object := range items {
 			all = append(all, manifest{root: object})
 		}
-		d.Walk(func(v *strict.Value, repeated bool) {
-			if repeated {
-				c.fail("%s: duplicate key", v.Where())
-			}
-		})
+		r.Duplicates(d)
 	}
-	var problems strict.Problems
-	errors.As(err, &problems)
-	for _, p := range problems {
+	for _, p := range r.Problems {
 		c.fail("%v", p)
 	}
 	return all
@@ -109,102 +106,36 @@ func (c *checker) decodeSpec(m manifest, to any) bool {
 	return true
 }
 
-// decode decodes a value of an object without the parts that have another type. It reports these, and also unknown keys if asked to.
+// decode decodes a value of an object without the parts that have another type. It reports these, and also unknown keys if asked to. One
+// that does not resemble a known key is only a notice, because a newer version of Kubernetes may know it.
 func (c *checker) decode(m manifest, v strict.Value, to any, keys bool) {
-	w := decoder{c, m, nil}
-	if keys {
-		w.all = reflect.TypeOf(to)
-	}
-	w.check(&v, reflect.TypeOf(to))
-	text, _ := json.Marshal(v)
-	_ = json.Unmarshal(text, to) // check left what fits
-}
-
-// decoder compares the keys and types of an object with a Go type.
-type decoder struct {
-	*checker
-	manifest
-	all reflect.Type // nil if other keys are allowed
-}
-
-func (w decoder) where(v strict.Value) string { return w.at(strings.TrimPrefix(v.Key, w.root.Key+".")) }
-
-// check sets values of a wrong type to null. A type with its own decoder, such as a quantity, accepts what this decoder accepts.
-func (w decoder) check(v *strict.Value, t reflect.Type) {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	object, isObject := v.Data.(strict.Object)
-	list, isList := v.Data.(strict.List)
-	switch {
-	case v.Data == nil:
-		return
-	case reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()):
-	case isObject && t.Kind() == reflect.Struct:
-		w.checkObject(object, keysOf(t))
-		return
-	case isObject && t.Kind() == reflect.Map:
-		for i := range object {
-			w.check(&object[i], t.Elem())
-		}
-		return
-	case isList && t.Kind() == reflect.Slice:
-		for i := range list {
-			w.check(&list[i], t.Elem())
-		}
-		return
-	}
-	text, _ := json.Marshal(v)
-	if json.Unmarshal(text, reflect.New(t).Interface()) != nil {
-		want := map[reflect.Kind]string{reflect.Slice: "a list", reflect.String: "a string", reflect.Int64: "a whole number",
-			reflect.Int32: "a whole number", reflect.Bool: "true or false"}
-		w.fail("%s: %s: want %s", w.where(*v), *v, cmp.Or(want[t.Kind()], "an object"))
-		v.Data = nil
-	}
-}
-
-// checkObject reports unknown keys. One that does not resemble a known key is only a notice, because a newer version of Kubernetes may know
-// it.
-func (w decoder) checkObject(object strict.Object, known map[string]reflect.Type) {
-	for i, member := range object {
-		if t := known[member.Name]; t != nil {
-			w.check(&object[i], t)
-		}
-		if known[member.Name] != nil || w.all == nil {
-			continue
-		}
-		at := w.where(member)
-		near := strict.Nearest(member.Name, slices.Sorted(maps.Keys(known)))
-		switch place := findKey(w.all, "spec", member.Name); {
+	where := func(at strict.Place) string { return m.at(strings.TrimPrefix(at.Key, m.root.Key+".")) }
+	var r strict.Report
+	t := reflect.TypeOf(to)
+	plugin.CheckKeys(&r, v, t, func(v strict.Value, known []string) {
+		near, place := strict.Nearest(v.Name, known), findKey(t, "spec", v.Name)
+		switch {
+		case !keys:
 		case near != "":
-			w.fail("%s: unknown key; did you mean %s?", at, near)
+			r.Fail(v.Place, "unknown key; did you mean %s?", near)
 		case place != "":
-			w.fail("%s: unknown key; the key %s belongs to %s", at, member.Name, place)
+			r.Fail(v.Place, "unknown key; the key %s belongs to %s", v.Name, place)
 		default:
-			w.notice("%s: this version of sriov-device-plugin does not know the key", at)
+			c.notice("%s: this version of sriov-device-plugin does not know the key", where(v.Place))
+		}
+	})
+	for _, p := range r.Problems {
+		if p.Text != strict.Duplicate { // parseManifests reports it
+			c.fail("%s: %s", where(p.Place), p.Text)
 		}
 	}
-}
-
-// keysOf returns the keys of a struct, or of the structs in a list, with the types of their values.
-func keysOf(t reflect.Type) map[string]reflect.Type {
-	keys := map[string]reflect.Type{}
-	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
-		t = t.Elem()
-	}
-	if t.Kind() == reflect.Struct {
-		for _, f := range reflect.VisibleFields(t) {
-			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
-				keys[name] = f.Type
-			}
-		}
-	}
-	return keys
+	text, _ := json.Marshal(v)
+	_ = json.Unmarshal(text, to) // skips values of another type
 }
 
 // findKey returns the path of the first object that has the given key, or "". Kubernetes' metadata is left out.
 func findKey(t reflect.Type, path, key string) string {
-	keys := keysOf(t)
+	keys := plugin.Fields(t)
 	delete(keys, "metadata")
 	for _, name := range slices.Sorted(maps.Keys(keys)) {
 		if name == key {

@@ -20,7 +20,7 @@ func (c *checker) checkPods(m manifest) {
 	if m.kind() == "Pod" && m.root.Get("spec").Data == nil {
 		c.fail("%s is missing", m.at("spec"))
 	}
-	m.root.Walk(func(v *strict.Value, _ bool) {
+	m.root.Walk(func(v *strict.Value) {
 		if v.Name == "spec" && (v.Get("containers").Data != nil || v.Get("resourceClaims").Data != nil) {
 			c.checkPod(m, strings.TrimPrefix(v.Key, m.root.Key+"."), *v)
 		}

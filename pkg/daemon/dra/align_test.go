@@ -52,7 +52,7 @@ func TestAligned(t *testing.T) {
 	for i, c := range []struct{ pod, address string }{{"near", vf0}, {"far", vf1}, {"anywhere", vf2}} {
 		uid := string(rune('a' + i))
 		own := newClaim(uid, c.pod, deviceResult("a", c.address))
-		_, err := l.prepare(t.Context(), own)
+		_, err := l.prepare(t.Context(), own, false)
 		must(t, err)
 		l.writeJournal(own, c.address, c.pod, "/proc/self/ns/net")
 		defer l.detach(c.address)

@@ -69,7 +69,7 @@ func TestCollect(t *testing.T) {
 		t.Run(c.title, func(t *testing.T) {
 			l := newDRALab(t)
 			own := newClaim("c-1", "web", deviceResult("a", vf0))
-			_, err := l.prepare(t.Context(), own)
+			_, err := l.prepare(t.Context(), own, false)
 			must(t, err)
 			l.writeKubeletFile(newClaim("c-7", "unrelated"))
 			if c.noted {
@@ -151,7 +151,7 @@ func TestLostRecordOfPod(t *testing.T) {
 	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net")
 	defer l.detach(vf0)
 	must(t, claim.Remove(l.options.Claims, "c-1"))
-	if _, err := l.prepare(t.Context(), c); err != nil {
+	if _, err := l.prepare(t.Context(), c, false); err != nil {
 		t.Error(err)
 	}
 }
@@ -182,7 +182,7 @@ func TestLostDriver(t *testing.T) {
 			own.Status.Allocation.Devices.Config = append(own.Status.Allocation.Devices.Config, fromClass(`"driver":"vfio-pci"`))
 			l.addClaims(own)
 			l.writeKubeletFile(own)
-			_, err := l.prepare(t.Context(), own)
+			_, err := l.prepare(t.Context(), own, false)
 			must(t, err, claim.Remove(l.options.Claims, "c-1"))
 			if c.mixed {
 				a, err := pci.ParseAddress(vf2)
@@ -210,7 +210,7 @@ func TestLostDriver(t *testing.T) {
 // TestSweepCDI checks that CDI specifications of claims without a record are deleted. The CDI files of other programs must stay.
 func TestSweepCDI(t *testing.T) {
 	l := newDRALab(t)
-	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)), false)
 	must(t, err)
 	for _, name := range []string{cdiFile("c-2"), "podlace-example.com_fast.json", "vendor.json"} {
 		must(t, os.WriteFile(filepath.Join(l.options.CDI, name), []byte("{}"), 0o644))

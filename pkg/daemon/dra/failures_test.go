@@ -36,7 +36,7 @@ func TestFailureClockJump(t *testing.T) {
 	own := newClaim("c-1", "web", deviceResult("a", vf0))
 	l.addClaims(own)
 	l.writeKubeletFile(own)
-	_, err := l.prepare(t.Context(), own)
+	_, err := l.prepare(t.Context(), own, false)
 	must(t, err)
 	r, err := claim.Read(l.options.Claims, "c-1")
 	r.Time = r.Time.Add(24 * time.Hour)
@@ -45,7 +45,7 @@ func TestFailureClockJump(t *testing.T) {
 	for m := range 60 {
 		c.collect(t.Context(), time.Now().Add(time.Duration(m)*time.Minute))
 	}
-	_, err = l.prepare(t.Context(), own)
+	_, err = l.prepare(t.Context(), own, false)
 	must(t, err)
 	again, err := claim.Read(l.options.Claims, "c-1")
 	if err != nil || !again.Time.Equal(r.Time) {
@@ -60,18 +60,18 @@ func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
 	free := newClaim("c-3", "web", deviceResult("a", vf1))
-	_, err := l.prepare(t.Context(), old)
+	_, err := l.prepare(t.Context(), old, false)
 	must(t, err)
-	_, err = l.prepare(t.Context(), same)
+	_, err = l.prepare(t.Context(), same, false)
 	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" still belongs to claim shop/web (uid c-1)") {
 		t.Errorf("got %v", err)
 	}
-	_, err = l.prepare(t.Context(), free)
+	_, err = l.prepare(t.Context(), free, false)
 	must(t, err, l.unprepare(t.Context(), "c-1"))
 	if got := l.fileNames(l.options.Claims); got != "c-3" {
 		t.Errorf("records: %s", got)
 	}
-	_, err = l.prepare(t.Context(), same)
+	_, err = l.prepare(t.Context(), same, false)
 	must(t, err, l.unprepare(t.Context(), "c-3"), l.unprepare(t.Context(), "c-2"))
 }
 
@@ -80,7 +80,7 @@ func TestFailureSameName(t *testing.T) {
 func TestFailureAddressesChange(t *testing.T) {
 	l := newDRALab(t)
 	own := newClaim("c-1", "web", deviceResult("a", vf3))
-	_, err := l.prepare(t.Context(), own)
+	_, err := l.prepare(t.Context(), own, false)
 	must(t, err)
 	pcitest.Remove(t, l.sysfs, vf3)
 	l.repeatInventory()
@@ -91,7 +91,7 @@ func TestFailureAddressesChange(t *testing.T) {
 	if got := published[vf3].Taints; !slices.Equal(got, []string{"sriov.podlace.io/gone:NoExecute"}) || len(published) != 4 {
 		t.Errorf("%d devices, taints %v", len(published), got)
 	}
-	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", deviceResult("a", vf3))); err == nil || !strings.Contains(err.Error(), "does not exist") {
+	if _, err := l.prepare(t.Context(), newClaim("c-2", "next", deviceResult("a", vf3)), false); err == nil || !strings.Contains(err.Error(), "does not exist") {
 		t.Errorf("got %v", err)
 	}
 	must(t, l.unprepare(t.Context(), "c-1"))
@@ -112,7 +112,7 @@ func TestFailureOtherProgram(t *testing.T) {
 	if got := l.Published()[vf0].Taints; !slices.Equal(got, []string{"sriov.podlace.io/held:NoSchedule"}) {
 		t.Errorf("taints %v", got)
 	}
-	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
+	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)), false)
 	if err == nil || !strings.Contains(err.Error(), "VF "+vf0+" has its interface in another namespace") {
 		t.Errorf("got %v", err)
 	}
@@ -128,13 +128,13 @@ func TestDriverLost(t *testing.T) {
 	pcitest.Kernel{}.Start(t, l.sysfs)
 	c := newClaim("c-1", "web", deviceResult("a", vf0))
 	l.updateInventory(pool.Resource{API: pool.DRA, Driver: "vfio-pci"}, nil)
-	_, err := l.prepare(t.Context(), c)
+	_, err := l.prepare(t.Context(), c, false)
 	must(t, err)
 	before, err := claim.Read(l.options.Claims, "c-1")
 	a, _ := pci.ParseAddress(vf0)
 	must(t, err, pci.Bind(t.Context(), l.sysfs, a, "iavf"))
 	l.updateInventory(pool.Resource{API: pool.DRA, Driver: "vfio-pci"}, nil)
-	_, err = l.prepare(t.Context(), c)
+	_, err = l.prepare(t.Context(), c, false)
 	must(t, err)
 	r, err := claim.Read(l.options.Claims, "c-1")
 	if diff := cmp.Diff(before, r); diff != "" || err != nil || l.driverOf(vf0) != "vfio-pci" {

@@ -163,7 +163,7 @@ func (d *Driver) takeLead() (lock *store.Lock, dir *store.Dir, leader string, er
 	if err != nil {
 		return nil, nil, "", err
 	}
-	lock, err = dir.LockWithin(0, leaderLock, 0o600)
+	lock, err = dir.Lock(0, leaderLock, 0o600)
 	var busy interface{ Busy() bool }
 	if err != nil && !errors.As(err, &busy) {
 		dir.Close()

@@ -169,7 +169,7 @@ func TestServiceTakesLead(t *testing.T) {
 	})
 	dir, err := store.Open(filepath.Dir(l.options.Claims))
 	must(t, err, dir.Remove(leaderLock))
-	lock, err := dir.LockWithin(0, leaderLock, 0o600)
+	lock, err := dir.Lock(0, leaderLock, 0o600)
 	_, e := fmt.Fprintf(lock.File(), "%-100s\n", "the service with process 7")
 	must(t, err, e)
 	l.await("the pod has stopped", func() bool {

@@ -82,7 +82,7 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 // add() takes a lock. add() polls, because a blocking wait cannot be cancelled and would occupy a thread for as long as a driver hangs.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
-		lock, err := l.dir.LockAtWithin(0, claimLocks, 0o600, offset)
+		lock, err := l.dir.LockAt(0, claimLocks, 0o600, offset)
 		if err == nil {
 			l.held = append(l.held, lock)
 			return nil

@@ -218,7 +218,7 @@ func (m *nodeModel) drawOperations() (ops []modelOperation) {
 		c, d := m.claims[i], m.Driver
 		if m.random.IntN(4) < 3 {
 			ops = append(ops, modelOperation{"prepare " + c.Name, func() error {
-				if m.callGuarded(func() error { _, err := d.prepare(context.Background(), c); return err }) == nil {
+				if m.callGuarded(func() error { _, err := d.prepare(context.Background(), c, false); return err }) == nil {
 					m.did("prepare")
 				}
 				return nil

@@ -58,7 +58,7 @@ func (h callHandler) PrepareResourceClaims(ctx context.Context,
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	prepared := make(chan []kubeletplugin.Device, 1) // stays unread after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) error {
-		devices, err := d.prepareAs(ctx, c, lost)
+		devices, err := d.prepare(ctx, c, lost)
 		prepared <- devices
 		return err
 	})
@@ -91,13 +91,8 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 
 // prepare() makes the devices of a claim ready for its pods. prepare() is idempotent and safe against crashes: the next call continues
 // after the last completed step. prepare() has four steps: reserve the devices in a record, bind the drivers, write the CDI specification,
-// and mark the record as prepared.
-func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-	return d.prepareAs(ctx, c, false)
-}
-
-// prepareAs works like prepare(), but it also supports a claim whose record is lost.
-func (d *Driver) prepareAs(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
+// and mark the record as prepared. The argument "lost" says that the record of the claim is lost.
+func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	if !isOurs(c) {
 		return nil, nil
 	}

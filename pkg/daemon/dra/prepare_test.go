@@ -324,7 +324,7 @@ func TestPrepareWholePF(t *testing.T) {
 	whole, one := newClaim("c-1", "whole", deviceResult("a", pf)), newClaim("c-2", "one", deviceResult("a", vf2))
 	prepare := func(c *resourceapi.ResourceClaim, says string) {
 		t.Helper()
-		if _, err := l.prepare(t.Context(), c); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+		if _, err := l.prepare(t.Context(), c, false); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("got %v, want %q", err, says)
 		}
 	}
@@ -360,7 +360,7 @@ func BenchmarkPrepare(b *testing.B) {
 	var took []time.Duration
 	for b.Loop() {
 		began := time.Now()
-		_, err := l.prepare(b.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
+		_, err := l.prepare(b.Context(), newClaim("c-1", "web", deviceResult("a", vf0)), false)
 		took = append(took, time.Since(began))
 		b.StopTimer()
 		must(b, err, l.unprepare(b.Context(), "c-1"))

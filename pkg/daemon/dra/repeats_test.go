@@ -101,7 +101,7 @@ func TestUnattached(t *testing.T) {
 		l.lead.leads = true
 		go l.collectLoop(ctx)
 		time.Sleep(61 * time.Second) // directly after a search
-		_, err := l.prepare(ctx, own)
+		_, err := l.prepare(ctx, own, false)
 		must(t, err)
 		l.writeKubeletFile(own)
 		time.Sleep(unattachedAfter - time.Second)
@@ -129,7 +129,7 @@ func TestUnattachedVFIO(t *testing.T) {
 	l.updateInventory(pool.Resource{Driver: "vfio-pci"}, nil)
 	own := newClaim("c-1", "web", deviceResult("a", vf0))
 	l.addClaims(own)
-	if _, err := l.prepare(t.Context(), own); err != nil {
+	if _, err := l.prepare(t.Context(), own, false); err != nil {
 		t.Fatal(err)
 	}
 	l.updateInventory(pool.Resource{Driver: "vfio-pci"}, nil) // the next scan finds the new driver

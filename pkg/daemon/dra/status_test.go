@@ -145,7 +145,7 @@ func TestStatusForbidden(t *testing.T) {
 	})
 	c := newClaim("c-1", "web", deviceResult("a", vf0))
 	l.addClaims(c)
-	_, err := l.prepare(t.Context(), c)
+	_, err := l.prepare(t.Context(), c, false)
 	must(t, err)
 	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net")
 	group := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}

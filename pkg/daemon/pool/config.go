@@ -96,7 +96,7 @@ type Resource struct {
 }
 
 // FullName returns the name with which pods request the resource. This name consists of the resource prefix and the resource name.
-func (r *Resource) FullName() string { return r.Prefix + "/" + r.Name }
+func (r *Resource) FullName() string { return strings.TrimPrefix(r.Prefix+"/"+r.Name, "/") }
 
 // A selector matches a device if the device meets all conditions of the selector.
 type selector struct {
@@ -139,6 +139,8 @@ type Source struct {
 	Prefix string // default resourcePrefix
 	Host   string // an entry with hosts applies only if a pattern matches this name
 	Strict bool   // an unsupported entry is an error
+
+	AnyPrefix bool // the default resourcePrefix is unknown, and full names lack it
 }
 
 // maxBytes is the maximum size of a configuration.
@@ -148,7 +150,7 @@ const maxBytes = 1 << 20
 func Parse(src Source, data []byte) (*Config, error) {
 	r := &reader{Report: &strict.Report{File: src.File, Lenient: true}}
 	start := strict.Place{File: src.File, Line: 1, Column: 1}
-	if _, err := resourcePrefix(src.Prefix); err != nil {
+	if _, err := resourcePrefix(src.Prefix); err != nil && !src.AnyPrefix {
 		r.Fail(start, "default resourcePrefix: %v", err)
 	}
 	if len(data) > maxBytes {
@@ -219,8 +221,12 @@ func (r *reader) readResource(v strict.Value, prefix string, cdi CDI) Resource {
 	res := Resource{Place: v.Place, Prefix: prefix, API: DevicePlugin, UnknownNUMA: unknownOmit, Policy: NUMABestFit, CDI: cdi}
 	r.unserved = strict.Report{}
 	keys := r.Object(v, strict.Fields{
-		"resourceName":    strict.To(r.Report, &res.Name, resourceName),
-		"resourcePrefix":  strict.To(r.Report, &res.Prefix, func(s string) (string, error) { return resourcePrefix(cmp.Or(s, prefix)) }),
+		"resourceName": strict.To(r.Report, &res.Name, resourceName),
+		"resourcePrefix": func(v strict.Value) {
+			if v.Data != "" {
+				strict.To(r.Report, &res.Prefix, resourcePrefix)(v)
+			}
+		},
 		"deviceType":      func(v strict.Value) { r.readDeviceType(v, &res) },
 		"excludeTopology": r.Bool(&res.ExcludeTopology),
 		"additionalInfo":  func(v strict.Value) { res.AdditionalInfo = r.readAdditionalInfo(v) },

@@ -20,7 +20,7 @@ var parseErrors = []struct{ config, want string }{
 	{``, "1: the text is empty: want JSON"},
 	{"{\n\n]", "3: no JSON: invalid character ']' looking for beginning of object key string" + hint},
 	{"{\"resourceList\":[]}\n{", "2: no JSON: invalid character '{' after top-level value"},
-	{strings.Repeat("[", 40) + strings.Repeat("]", 40), "1: " + strings.Repeat("[0]", 32) + ": nested more than 32 levels deep"},
+	{strings.Repeat("[", 120) + strings.Repeat("]", 120), "1: nested more than 100 levels deep"},
 	{strings.Repeat("[", 20000) + strings.Repeat("]", 20000), "1: no JSON: invalid character '[' exceeded max depth" + hint},
 	{`{"resourceList":[]` + strings.Repeat(" ", 1<<20) + "}", "1: too large: want at most 1048576 bytes"},
 	{`[]`, "1: a list: want an object"},
@@ -74,7 +74,7 @@ var parseErrors = []struct{ config, want string }{
 	{resource(`"additionalInfo":{"x":{}}`), `additionalInfo.x: want a PCI address, such as 0000:3b:10.2, or "*"`},
 	{resource(`"additionalInfo":{"*":7}`), "additionalInfo.*: 7: want an object"},
 	{resource(`"additionalInfo":{"*":{"a":7}}`), "additionalInfo.*.a: 7: want a string"},
-	{resource(`"additionalInfo":{"*":{"a":"x","a":"y"}}`), "additionalInfo.*.a: duplicate key"},
+	{resource(`"additionalInfo":{"*":{"a":"x","a":"y"}}`), "additionalInfo.*.a: duplicate key, first in line 1"},
 	{resource(`"additionalInfo":{"0000:3b:00.0":{},"0000:3B:00.0":{}}`), "additionalInfo.0000:3B:00.0: duplicate key"},
 	{resource(`"isRdma":true`), "isRdma: unknown key; it belongs in selectors"},
 	// Errors in the keys for Dynamic Resource Allocation.

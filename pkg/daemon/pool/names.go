@@ -3,6 +3,7 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"regexp"
@@ -93,7 +94,7 @@ func onHost(patterns []string, host string) bool {
 
 // variableSuffix returns the end of the name of the resource's environment variable, after PCIDEVICE_.
 func (r *Resource) variableSuffix() string {
-	return strings.ToUpper(strings.ReplaceAll(r.Prefix+"_"+r.Name, ".", "_"))
+	return strings.ToUpper(strings.ReplaceAll(cmp.Or(r.Prefix, "*")+"_"+r.Name, ".", "_"))
 }
 
 // maySplit reports whether a pool of the resource may have the given suffix in its name.
@@ -129,7 +130,7 @@ func (r *reader) checkNames(resources []Resource) {
 	for i := range resources {
 		res := &resources[i]
 		if parts := splitForm.FindStringSubmatch(res.Name); parts != nil {
-			if other := names[res.Prefix+"/"+parts[1]]; other != nil && other.maySplit(parts[2]) {
+			if other := names[(&Resource{Prefix: res.Prefix, Name: parts[1]}).FullName()]; other != nil && other.maySplit(parts[2]) {
 				r.Fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), other.Key, other.Line)
 			}
 		}
