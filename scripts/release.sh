@@ -48,7 +48,7 @@ build() {
   local dir=$stage/$name
   mkdir -p "$dir/bin" "$dir/conf" "$dir/scripts"
   for p in $CNI_PLUGINS $TOOLS; do
-    CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$dir/bin/$p" "./plugins/$p"
+    CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "$LDFLAGS" -o "$dir/bin/$p" "./plugins/$p"
   done
   cp scripts/install.sh scripts/uninstall.sh scripts/receipt.sh "$dir/scripts/"
   cp conf/*.conflist conf/*.service conf/*.timer conf/sriov-config.json "$dir/conf/"

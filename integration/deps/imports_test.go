@@ -27,18 +27,18 @@ func packageLayers() [][]string {
 		{"pkg/vfconfig"},
 		{"pkg/child"},
 		{"pkg/store", "pkg/nft", "pkg/allocation"},
-		{"pkg/kernel", "pkg/iptables", "pkg/podresources", "pkg/nodefile"},
+		{"pkg/kernel", "pkg/iptables", "pkg/podresources", "pkg/nodefile", "pkg/yamlfile"},
 		{"pkg/attachment", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
 		{"pkg/podlacepod"},
-		{".", "conf", "pkg/cli/chain", "pkg/cli/yamlfile", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
+		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
 		{"pkg/cli/validate"},
 		{"pkg/cli/rollback", "pkg/daemon/devicefiles"}, // rollback reads configurations like the collector
 		{"pkg/cli/doctor", "pkg/agent/podmetrics", "pkg/daemon/dra"},
-		{"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/deviceplugin"},
+		{"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/deviceplugin", "pkg/daemon/claimcheck"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
 			"plugins/podlace-pod", "plugins/sriov-device-plugin", "plugins/podlace-node"},
 	}
@@ -80,7 +80,7 @@ func allowedImporters() map[string][]string {
 		"testing":                       {"integration/"},
 		"github.com/safchain/ethtool":   {"pkg/pci"},
 		"github.com/coreos/go-iptables": {"pkg/iptables"},
-		"github.com/spf13/cobra":        {"pkg/cli", "pkg/agent/nodeagent"},
+		"github.com/spf13/cobra":        {"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/claimcheck"},
 
 		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the network
 		// namespace only after the first change of the system.
@@ -88,10 +88,11 @@ func allowedImporters() map[string][]string {
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/cli/chain", "integration/"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
-		"k8s.io":                 {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/agent/nodeagent"},
-		"sigs.k8s.io":            nil,
-		"go.yaml.in/yaml":        {"pkg/cli/yamlfile"}, // YAML with line numbers
-		"google.golang.org/grpc": {"pkg/daemon/deviceplugin"},
+		"k8s.io":                   {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/claimcheck", "pkg/agent/nodeagent"},
+		"github.com/google/cel-go": {"pkg/daemon/claimcheck"},
+		"sigs.k8s.io":              nil,
+		"go.yaml.in/yaml":          {"pkg/yamlfile"}, // YAML with line numbers
+		"google.golang.org/grpc":   {"pkg/daemon/deviceplugin"},
 		"github.com/prometheus/client_golang": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/probes", "pkg/agent/nodeagent",
 			"pkg/agent/podmetrics", "integration/"},
 		"net/http":                     {"pkg/daemon/probes"},

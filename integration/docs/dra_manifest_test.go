@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
@@ -148,7 +148,7 @@ func TestDRAManifest(t *testing.T) {
 	}
 }
 
-// TestDeviceClass checks that the DeviceClass of the component dra equals the output of 'podlace sriov classes' for the component's
+// TestDeviceClass checks that the DeviceClass of the component dra equals the output of 'sriov-device-plugin classes' for the component's
 // configuration.
 func TestDeviceClass(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.json")
@@ -156,7 +156,7 @@ func TestDeviceClass(t *testing.T) {
 		t.Fatal(err)
 	}
 	var printed, said bytes.Buffer
-	if status := cli.Run([]string{"sriov", "classes", "--config-file", file}, &printed, &said); status != 0 {
+	if status, _ := claimcheck.Run([]string{"classes", "--config-file", file}, nil, &printed, &said); status != 0 {
 		t.Fatal(said.String())
 	}
 	const class = "conf/cluster/components/dra/deviceclass.yaml"
@@ -165,7 +165,7 @@ func TestDeviceClass(t *testing.T) {
 	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(shipped, "\n")); diff == "" && want != "" {
 		return
 	} else if !*update {
-		t.Fatalf("%s: 'podlace sriov classes' prints another DeviceClass; run: %s\n(-program +file)\n%s", class, updateCommand("TestDeviceClass"), diff)
+		t.Fatalf("%s: 'sriov-device-plugin classes' prints another DeviceClass; run: %s\n(-program +file)\n%s", class, updateCommand("TestDeviceClass"), diff)
 	}
 	if err := os.WriteFile(filepath.Join(treeRoot, class), []byte(head+"\napiVersion"+want), 0o644); err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -24,7 +24,7 @@ const draDocument = "docs/DRA.md"
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/daemon/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/daemon/pool", "pkg/daemon/deviceplugin",
-		"pkg/cli",
+		"pkg/cli", "pkg/daemon/claimcheck",
 		"integration/dra-sim", "integration/e2e/dra"} {
 		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
 		if err != nil || len(paths) == 0 {
@@ -80,14 +80,14 @@ func TestDRAQuickstart(t *testing.T) {
 	}
 	run := func(args ...string) string {
 		var printed, said bytes.Buffer
-		if status := cli.Run(append([]string{"sriov"}, append(args, "--config-file", config)...), &printed, &said); status != 0 {
+		if status, _ := claimcheck.Run(append(args, "--config-file", config), nil, &printed, &said); status != 0 {
 			t.Fatalf("%s: status %d: %s", args, status, &said)
 		}
 		return printed.String()
 	}
 	_, class, _ := strings.Cut(run("classes"), "\napiVersion")
 	if diff := cmp.Diff(strings.Split(yaml[0].text, "\n"), strings.Split("apiVersion"+class, "\n")); diff != "" {
-		t.Errorf("%s: 'podlace sriov classes' prints another DeviceClass: copy the lines with + into the document\n(-document +program)\n%s",
+		t.Errorf("%s: 'sriov-device-plugin classes' prints another DeviceClass: copy the lines with + into the document\n(-document +program)\n%s",
 			d.at(yaml[0]), diff)
 	}
 	shown := slices.IndexFunc(d.blocksOf("text"), func(b codeBlock) bool { return strings.Contains(b.text, "check-claim") })

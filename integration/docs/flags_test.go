@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/agent/nodeagent"
 	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 )
 
 // documentedFlag is a flag in a table of a README.
@@ -66,6 +67,9 @@ func checkFlags(t *testing.T, d markdownDocument, c *cobra.Command) {
 	t.Helper()
 	heading := headingOf(c)
 	listed := d.flagsUnder(heading)
+	if c.DisableFlagParsing { // sriov-device-plugin parses the flags
+		c, _, _ = claimcheck.Command().Find([]string{c.Name()})
+	}
 	c.NonInheritedFlags().VisitAll(func(f *pflag.Flag) {
 		row, ok := listed[f.Name]
 		if delete(listed, f.Name); f.Name == "help" || f.Name == "version" {

@@ -14,18 +14,18 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 )
 
-// printedClasses writes a configuration into a folder, and returns the classes that 'podlace sriov classes' prints for this configuration.
+// printedClasses writes a configuration into a folder, and returns the classes that 'sriov-device-plugin classes' prints for this configuration.
 func printedClasses(dir, config string) (out classList, err error) {
 	file := filepath.Join(dir, "config.json")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return nil, err
 	}
 	var stdout, stderr bytes.Buffer
-	args := []string{"sriov", "classes", "--config-file", file, "--resource-prefix", "example.com"}
-	if status := cli.Run(args, &stdout, &stderr); status != 0 {
+	args := []string{"classes", "--config-file", file, "--resource-prefix", "example.com"}
+	if status, _ := claimcheck.Run(args, nil, &stdout, &stderr); status != 0 {
 		return nil, errors.New(stderr.String())
 	}
 	for _, text := range splitDocuments(stdout.String()) {
@@ -50,7 +50,7 @@ func splitDocuments(text string) (out []string) {
 	return out
 }
 
-// className returns the name of the class that 'podlace sriov classes' prints for a resource.
+// className returns the name of the class that 'sriov-device-plugin classes' prints for a resource.
 func className(resource string) string {
 	prefix, name, _ := strings.Cut(resource, "/")
 	return name + "." + prefix

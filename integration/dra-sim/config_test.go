@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 	"github.com/podlace/podlace/pkg/daemon/dra"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/vfconfig"
@@ -165,8 +165,8 @@ func checkedSettings(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	cli.Run([]string{"sriov", "check-claim", filepath.Join(dir, "c.json"), "--config-file", filepath.Join(dir, "config.json"),
-		"--resource-prefix", "example.com", "-o", "json"}, &stdout, &stderr)
+	claimcheck.Run([]string{"check-claim", filepath.Join(dir, "c.json"), "--config-file", filepath.Join(dir, "config.json"),
+		"--resource-prefix", "example.com", "-o", "json"}, nil, &stdout, &stderr)
 	var answer struct {
 		Requests []struct {
 			Request  string

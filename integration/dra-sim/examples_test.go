@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 )
 
 const document = "../../docs/DRA.md"
@@ -124,8 +124,9 @@ func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 }
 
 // TestEveryExampleCompiles (DRA-10) checks that the API server accepts each object in docs/DRA.md, in README.md and in the output of
-// 'podlace sriov classes'. The evaluation of each selector must succeed for every device, even if the device lacks an attribute.
-// check-claim must report no problem, and must print exactly one notice: it does not know the class of another driver.
+// 'sriov-device-plugin classes'. The evaluation of each selector must succeed for every device, even if the device lacks an attribute.
+// check-claim must report no problem, and must print three notices: about the class of another driver, about adminAccess, and that it has
+// only examples of VFs.
 func TestEveryExampleCompiles(t *testing.T) {
 	config := codeBlocks(t, document, "json")
 	shown := slices.Concat(codeBlocks(t, document, "yaml"), codeBlocks(t, "../../README.md", "yaml"))
@@ -179,7 +180,7 @@ func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	}
 }
 
-// checkClaims runs 'podlace sriov check-claim' for the examples in the documents.
+// checkClaims runs 'sriov-device-plugin check-claim' for the examples in the documents.
 func checkClaims(t *testing.T, config string, shown []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -189,11 +190,11 @@ func checkClaims(t *testing.T, config string, shown []string) {
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	args := []string{"sriov", "check-claim", filepath.Join(dir, "all.yaml"), "--config-file", filepath.Join(dir, "config.json")}
-	status := cli.Run(args, &stdout, &stderr)
+	args := []string{"check-claim", filepath.Join(dir, "all.yaml"), "--config-file", filepath.Join(dir, "config.json")}
+	status, _ := claimcheck.Run(args, nil, &stdout, &stderr)
 	const notice = "class \"dra.cpu\" is not known and was not checked"
 	const request = "request vf: 1 VF of example.com/fast by class fast.example.com\n  mtu 1450 (claim)\n"
-	if status != 0 || strings.Count(stderr.String(), "\n") != 1 || !strings.Contains(stderr.String(), notice) ||
+	if status != 0 || strings.Count(stderr.String(), "\n") != 3 || !strings.Contains(stderr.String(), notice) ||
 		!strings.Contains(stdout.String(), request) {
 		t.Errorf("status %d, %s\n%s", status, stderr.String(), stdout.String())
 	}

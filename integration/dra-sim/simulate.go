@@ -86,7 +86,7 @@ func simulatedCluster(o simOptions, vfs int) (*allocatorInput, error) {
 
 func nodeName(n int) string { return fmt.Sprintf("worker-%04d.example.com", n) }
 
-// classOf returns a class that equals the output of 'podlace sriov classes'.
+// classOf returns a class that equals the output of 'sriov-device-plugin classes'.
 func classOf(resource string) *resourceapi.DeviceClass {
 	c := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: className(resource)}}
 	expression := fmt.Sprintf(`device.driver == %q && device.attributes[%q].resource == %q`, claim.Driver, claim.Driver, resource)

@@ -147,3 +147,15 @@ func TestFindsInstalledPlugins(t *testing.T) {
 		t.Errorf("nowhere: %v", err)
 	}
 }
+
+// writeFiles writes files into a new temporary folder and returns the folder's path.
+func writeFiles(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}

@@ -23,6 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 const sriovLsHelp = `List the network cards of this node, PFs and VFs: NUMA node, driver, the resource
@@ -72,7 +73,10 @@ type sriovFlags struct {
 
 func newSRIOV() *cobra.Command {
 	cmd := &cobra.Command{Use: "sriov", Short: "Inspect the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, RunE: showHelp}
-	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(), newSRIOVClasses(), newSRIOVCheckClaim(), newSRIOVReset(), newSRIOVResetFunction())
+	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(),
+		newOfDaemon("classes [FLAG...]", "Print the DeviceClasses of the resources with \"api\": \"dra\""),
+		newOfDaemon("check-claim FILE...", "Check what the scheduler and the node would make of a claim, a template or a pod"),
+		newSRIOVReset(), newSRIOVResetFunction())
 	return cmd
 }
 
@@ -122,6 +126,18 @@ func newSRIOVExplain() *cobra.Command {
 		"refuse a configuration with an unsupported entry, as sriov-device-plugin --strict")
 	f.request.add(cmd)
 	return cmd
+}
+
+// parse parses the device plugin's configuration file.
+func (f *sriovFlags) parse() (*pool.Config, error) {
+	data, err := store.ReadFile(f.File)
+	if err == nil {
+		var config *pool.Config
+		if config, err = pool.Parse(f.Source, data); err == nil {
+			return config, nil
+		}
+	}
+	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
 }
 
 // sriovNode contains the devices of the node, as the device plugin sees them.

@@ -6,15 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/store"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 const validateHelp = `Check files before a node uses them. FILE is a network configuration (.conflist,
@@ -63,9 +60,9 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 			return err
 		}
 	}
-	var files []validate.File
+	var files []yamlfile.File
 	for _, name := range names {
-		more, unread := readFiles(stdin, name)
+		more, unread := yamlfile.Files(stdin, name)
 		files, err = append(files, more...), errors.Join(err, unread)
 	}
 	problems := validate.Files(files, node)
@@ -85,46 +82,4 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 		err = exitError(exitDiffers)
 	}
 	return err
-}
-
-// maxStdin is the maximum size of standard input in bytes. The descriptions of all pods in a large cluster fit into this size.
-const maxStdin = 256 << 20
-
-// readAtMost reads at most the given number of bytes. For a longer text, readAtMost returns an error, because checking only the beginning
-// could miss errors in the rest.
-func readAtMost(from io.Reader, most int64) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(from, most+1))
-	if err == nil && int64(len(data)) > most {
-		err = fmt.Errorf("standard input is longer than %d bytes: check the objects of each namespace by themselves", most)
-	}
-	return data, err
-}
-
-// readFiles reads one file, all files in a folder, or standard input. With an error it returns the files that it could read.
-func readFiles(stdin io.Reader, name string) (files []validate.File, err error) {
-	if name == "-" {
-		data, err := readAtMost(stdin, maxStdin)
-		if err != nil {
-			return nil, err
-		}
-		return []validate.File{{Name: "stdin", Data: data}}, nil
-	}
-	names := []string{name}
-	if info, statErr := os.Stat(name); statErr == nil && info.IsDir() {
-		names = nil
-		var entries []os.DirEntry
-		entries, err = os.ReadDir(name)
-		for _, e := range entries { // those that container runtimes or kubectl would read
-			if slices.Contains([]string{".conflist", ".conf", ".json", ".yaml", ".yml"}, filepath.Ext(e.Name())) && !e.IsDir() {
-				names = append(names, filepath.Join(name, e.Name()))
-			}
-		}
-	}
-	for _, name := range names {
-		data, unread := store.ReadFile(name)
-		if err = errors.Join(err, unread); unread == nil {
-			files = append(files, validate.File{Name: name, Data: data})
-		}
-	}
-	return files, err
 }

@@ -9,16 +9,6 @@ import (
 	"testing"
 )
 
-// TestReadAtMost checks that readAtMost returns an error for a text that is too long, instead of cutting it off.
-func TestReadAtMost(t *testing.T) {
-	for text, fails := range map[string]bool{"": false, "12345678": false, "123456789": true} {
-		data, err := readAtMost(strings.NewReader(text), 8)
-		if (err != nil) != fails || err == nil && string(data) != text {
-			t.Errorf("%s: %q, %v", text, data, err)
-		}
-	}
-}
-
 // TestUnreadable: a file that cannot be read does not hide the faults of the others, and decides the exit status.
 func TestUnreadable(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"a.yaml": "kind: Pod\n", "b.yaml": "kind: Pod\n"})

@@ -79,7 +79,7 @@ func CheckKeys(r *strict.Report, v strict.Value, t reflect.Type, unknown func(v 
 		r.Each(below(t.Elem()))(v)
 	case t.Kind() == reflect.Map:
 		r.Members(below(t.Elem()))(v)
-	case t.Kind() == reflect.Struct:
+	case t.Kind() == reflect.Struct && (t.NumField() == 0 || len(Fields(t)) > 0): // a quantity, whose fields have no keys, decodes itself
 		fields := strict.Fields{}
 		known := slices.Sorted(maps.Keys(Fields(t)))
 		for key, t := range Fields(t) {

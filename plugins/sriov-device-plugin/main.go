@@ -6,7 +6,13 @@ package main
 import (
 	"os"
 
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
 )
 
-func main() { os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr)) }
+func main() {
+	if status, ok := claimcheck.Run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr); ok {
+		os.Exit(status)
+	}
+	os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr))
+}

@@ -138,7 +138,7 @@ func compilePrograms(o buildOptions, p v1.Platform, folder string) (programs []s
 	if len(files) == 0 {
 		return nil, fmt.Errorf("%s is not the folder of the source: it has no plugins/*/main.go", o.root)
 	}
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", o.ldflags, "-o", folder + "/"}
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags=grpcnotrace", "-ldflags", o.ldflags, "-o", folder + "/"}
 	for _, f := range files {
 		program := filepath.Base(filepath.Dir(f))
 		programs = append(programs, program)

@@ -22,6 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // conflistName is the file name of the conflist, both in the folder of the agent's configuration and in the folder of the container
@@ -91,7 +92,7 @@ func readConfig(file string) (c config, err error) {
 	if err := r.Err(); err != nil {
 		return c, err
 	}
-	for _, p := range validate.Files([]validate.File{{Name: path, Data: c.conflist}}, validate.Node{}) {
+	for _, p := range validate.Files([]yamlfile.File{{Name: path, Data: c.conflist}}, validate.Node{}) {
 		c.findings = append(c.findings, plugin.Plain(p.String(), 300))
 	}
 	return c, nil

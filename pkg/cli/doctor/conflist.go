@@ -15,6 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 const noNetwork = "no configuration names a plugin of Podlace"
@@ -113,9 +114,9 @@ func (n *node) conflistKeys() (found []Finding) {
 	}
 	this, err := validate.ThisNode()
 	found = unknown("the subnets of the node", err)
-	var files []validate.File
+	var files []yamlfile.File
 	for _, net := range n.networks {
-		files = append(files, validate.File{Name: net.File, Data: net.Text})
+		files = append(files, yamlfile.File{Name: net.File, Data: net.Text})
 	}
 	for _, p := range validate.Files(files, this) {
 		f := Finding{Level: Warning, Code: p.Code, What: p.Where(), Evidence: p.Text, File: p.File, Line: p.Line, Column: p.Column,

@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // Problem is an error or a warning about one position in a file.
@@ -33,15 +34,9 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s: %s: %s [%s]", p.Where(), level, p.Text, p.Code)
 }
 
-// File is the name and the content of a file to validate.
-type File struct {
-	Name string
-	Data []byte
-}
-
 // Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O, except
 // that Files reads the file whose path is the value of the key resolvConf, and the plugins in the folder of a network's name.
-func Files(files []File, node Node) []Problem {
+func Files(files []yamlfile.File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
 		c.file(f, nil)
@@ -101,7 +96,7 @@ func lineOf(text []byte, line int) []byte {
 }
 
 // The method file() checks a file. The argument `list` is the list to which the file belongs as a plugin, or nil.
-func (c *checker) file(f File, list *network) {
+func (c *checker) file(f yamlfile.File, list *network) {
 	whole := part{file: f.Name, list: list, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
 		c.add(whole, strict.Place{}, emptyFile, true, "the file is empty")

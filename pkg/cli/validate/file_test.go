@@ -9,10 +9,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // The function lines() returns the problems of files, with one line for each problem.
-func lines(files ...File) (all []string) {
+func lines(files ...yamlfile.File) (all []string) {
 	for _, p := range Files(files, Node{}) {
 		all = append(all, p.String())
 	}
@@ -118,7 +119,7 @@ func TestNetworkFiles(t *testing.T) {
 
 func checkLines(t *testing.T, name, data string, want []string) {
 	t.Helper()
-	got := lines(File{"f", []byte(data)})
+	got := lines(yamlfile.File{Name: "f", Data: []byte(data)})
 	if len(got) > len(want) && len(want) > 0 {
 		got = got[:len(want)+1]
 	}
@@ -176,7 +177,7 @@ func TestEachFault(t *testing.T) {
 		"f:5:56: plugins[2].latency: error", "f:5:21: plugins[2].ingressRate: error", "f:5:70: plugins[2].egressRate: error",
 		"f:6:17: plugins[3].deviceID: error", "f:6:32: plugins[3].ifName: error",
 		"f:6:45: plugins[3].vlan: error", "f:6:69: plugins[3].mac: error"}
-	if got := lines(File{"f", []byte(data)}); !prefixes(got, want) {
+	if got := lines(yamlfile.File{Name: "f", Data: []byte(data)}); !prefixes(got, want) {
 		t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
@@ -198,7 +199,7 @@ func TestClashes(t *testing.T) {
 		"definitions": {"kind: NetworkAttachmentDefinition\nmetadata: {name: x}\nspec: {config: '" + strings.ReplaceAll(bridgeNet, "\n", " ") + "'}", ""},
 		"apart":       {strings.Replace(other, "10.7.", "10.8.", 1), ""},
 	} {
-		got := strings.Join(lines(File{"f", []byte(bridgeNet)}, File{"g", []byte(c.second)}), "\n")
+		got := strings.Join(lines(yamlfile.File{Name: "f", Data: []byte(bridgeNet)}, yamlfile.File{Name: "g", Data: []byte(c.second)}), "\n")
 		if c.want == "" && got != "" || !strings.HasPrefix(got, c.want) || strings.Contains(got, "\n") {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
@@ -224,7 +225,7 @@ func TestManifests(t *testing.T) {
 		"f:37:9: Deployment limits: spec.template.metadata.annotations.kubernetes.io/egress-bandwidth: warning: the pod has hostNetwork",
 		"f:49:8: ConfigMap vfs: data.config.json: resourceList[0].resourceName: error: ",
 	}
-	if got := lines(File{"f", data}); !prefixes(got, want) {
+	if got := lines(yamlfile.File{Name: "f", Data: data}); !prefixes(got, want) {
 		t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for text, want := range map[string]string{
@@ -258,7 +259,7 @@ func TestManifests(t *testing.T) {
 		"kind: Pod\nspec: {x: " + deep + "}":                             "f:2:109: error: nested more than 100 levels deep [syntax]",
 		"a: &a [1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: [*c, *c, *c, *c, *c, *c, *c, *c]": "f:1:1: error: aliases",
 	} {
-		if got := lines(File{"f", []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {
+		if got := lines(yamlfile.File{Name: "f", Data: []byte(text)}); len(got) != 1 || !strings.HasPrefix(got[0], want) {
 			t.Errorf("%q: got %q, want %q", text, got, want)
 		}
 	}
@@ -274,7 +275,7 @@ func TestPlaceInScalar(t *testing.T) {
 		"|\n      {\"cniVersion\": \"1.0.0\",\n        \"name\": \"a\", \"type\": \"bridge\", \"brige\": 1}\n":    "f:5:40",
 		">\n    {\"cniVersion\": \"1.0.0\",\n      \"name\": \"a\", \"type\": \"bridge\",\n      \"brige\": 1}\n": "f:6:7",
 	} {
-		got := lines(File{"f", []byte(head + text)})
+		got := lines(yamlfile.File{Name: "f", Data: []byte(head + text)})
 		if len(got) == 0 || !strings.HasPrefix(got[0], want+": ") {
 			t.Errorf("%s: got %q, want %s", text, got, want)
 		}
@@ -292,7 +293,7 @@ func TestShippedFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, p := range Files([]File{{name, data}}, Node{}) {
+		for _, p := range Files([]yamlfile.File{{Name: name, Data: data}}, Node{}) {
 			if p.Error {
 				t.Error(p)
 			}
@@ -306,7 +307,7 @@ func FuzzFiles(f *testing.F) {
 	f.Add("kind: Pod\nspec: {containers: [{ports: [{hostPort: 1}]}]}\n")
 	f.Add(`{"resourceList": [{"resourceName": "a"}]}`)
 	f.Fuzz(func(t *testing.T, data string) {
-		for _, p := range Files([]File{{"f", []byte(data)}}, Node{}) {
+		for _, p := range Files([]yamlfile.File{{Name: "f", Data: []byte(data)}}, Node{}) {
 			if p.Line < 1 || p.Line > strings.Count(data, "\n")+2 || p.Text == "" || p.Column < 1 || p.Code == "" {
 				t.Errorf("%+v in a file of %d lines", p, strings.Count(data, "\n")+1)
 			}
@@ -316,8 +317,8 @@ func FuzzFiles(f *testing.F) {
 
 // TestDividedSubnet: networks of one bridge may divide a subnet with rangeStart and rangeEnd, because no address belongs to two networks.
 func TestDividedSubnet(t *testing.T) {
-	file := func(name, first, last string) File {
-		return File{name, []byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge", "bridge": "lan0", "ipam": {
+	file := func(name, first, last string) yamlfile.File {
+		return yamlfile.File{Name: name, Data: []byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "bridge", "bridge": "lan0", "ipam": {
 			"type": "host-local", "ranges": [[{"subnet": "10.7.0.0/16", "rangeStart": "` + first + `", "rangeEnd": "` + last + `"}]]}}]}`)}
 	}
 	if got := lines(file("a", "10.7.1.1", "10.7.1.9"), file("b", "10.7.2.1", "10.7.2.9")); len(got) > 0 {
@@ -334,10 +335,10 @@ func TestAliases(t *testing.T) {
 		"kind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/ingress-bandwidth: *rate}}\nspec: *pod\n"
 	const merged = "base: &base {hostNetwork: true, containers: []}\nkind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/egress-bandwidth: 1M}}\n" +
 		"spec: {<<: *base, containers: [{ports: [{hostPort: 70000}]}]}\n"
-	if got := lines(File{"f", []byte(merged)}); len(got) != 2 || !strings.Contains(got[0], "the pod has hostNetwork") || !strings.Contains(got[1], "70000") {
+	if got := lines(yamlfile.File{Name: "f", Data: []byte(merged)}); len(got) != 2 || !strings.Contains(got[0], "the pod has hostNetwork") || !strings.Contains(got[1], "70000") {
 		t.Errorf("merged: %q", got)
 	}
-	got := strings.Join(lines(File{"f", []byte(pod)}), "\n")
+	got := strings.Join(lines(yamlfile.File{Name: "f", Data: []byte(pod)}), "\n")
 	for _, want := range []string{"20m: want 1k to 100G", "70000: want a number, 1 to 65535"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q lacks %q", got, want)

@@ -13,9 +13,9 @@ import (
 	"strings"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
-	"github.com/podlace/podlace/pkg/cli/yamlfile"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.
@@ -43,8 +43,8 @@ func (c *checker) manifests(t part) {
 	}
 }
 
-// PodTemplates contains each kind of object with a pod template, and the path to this pod template.
-func PodTemplates() map[string][]string {
+// podTemplates contains each kind of object with a pod template, and the path to this pod template.
+func podTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
@@ -60,7 +60,7 @@ func (c *checker) object(t part, o strict.Value) (known int) {
 		return known
 	}
 	t.object, t.key = o.Key+".", strings.TrimSpace(kind+" "+o.Get("metadata", "name").Text())
-	if path, ok := PodTemplates()[kind]; ok {
+	if path, ok := podTemplates()[kind]; ok {
 		c.pod(t, o, path)
 		return 1
 	}

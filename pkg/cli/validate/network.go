@@ -29,6 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/strict"
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // The type network contains the data for a comparison of network configurations.
@@ -133,7 +134,7 @@ func (c *checker) list(path string, n *network, plugins []json.RawMessage) {
 	files, _ := reconcile.FolderFiles(path, n.name, n.root.Get("loadOnlyInlinedPlugins").Data == true)
 	for _, file := range files {
 		if data, err := store.ReadFile(file); err == nil { // otherwise the refusal says so
-			c.file(File{file, data}, n)
+			c.file(yamlfile.File{Name: file, Data: data}, n)
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // TestRefusedByRuntimes: what libcni does not load is an error, whatever the plugins accept.
@@ -24,7 +26,7 @@ func TestRefusedByRuntimes(t *testing.T) {
 		`[%s]`:                   "no network configuration",
 	} {
 		var errs []string
-		for _, p := range Files([]File{{Name: "a.conflist", Data: fmt.Appendf(nil, text, loopback)}}, Node{}) {
+		for _, p := range Files([]yamlfile.File{{Name: "a.conflist", Data: fmt.Appendf(nil, text, loopback)}}, Node{}) {
 			if p.Error {
 				errs = append(errs, p.String())
 			}
@@ -63,8 +65,11 @@ func TestFolderOfList(t *testing.T) {
 			}
 		}
 		other := strings.ReplaceAll(strings.ReplaceAll(main, "br0", "br1"), "10.1.", "10.2.")
-		found := Files([]File{{filepath.Join(dir, "a.conflist"), []byte(`{"cniVersion": "1.0.0", "name": "a", "plugins": [` + main + `]}`)},
-			{filepath.Join(dir, "b.conflist"), []byte(`{"cniVersion": "1.0.0", "name": "b", "plugins": [` + other + `]}`)}}, Node{})
+		list := func(name, plugins string) yamlfile.File {
+			text := `{"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [` + plugins + `]}`
+			return yamlfile.File{Name: filepath.Join(dir, name+".conflist"), Data: []byte(text)}
+		}
+		found := Files([]yamlfile.File{list("a", main), list("b", other)}, Node{})
 		if len(found) != len(c.want) {
 			t.Errorf("%v: got %q, want %q", c.files, found, c.want)
 			continue

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package claimcheck
 
 import (
 	"os"
@@ -34,13 +34,13 @@ func writeFiles(t *testing.T, files map[string]string) string {
 // API server, so kubectl accepts the file.
 func TestClasses(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"config.json": draConfig})
-	status, stdout, stderr := run("sriov", "classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")
+	status, stdout, stderr := run("classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")
 	want, err := os.ReadFile("testdata/classes.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(stdout, "\n")); diff != "" || status != 0 || stderr != "" {
-		t.Errorf("status %d, %s: correct the command, or copy the lines with + into pkg/cli/testdata/classes.yaml\n(-file +program)\n%s", status, stderr, diff)
+		t.Errorf("status %d, %s: correct the command, or copy the lines with + into pkg/daemon/claimcheck/testdata/classes.yaml\n(-file +program)\n%s", status, stderr, diff)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestClassesRefused(t *testing.T) {
 		`{"resourceList": [{"resourceName": "a", "api": "dra", "vf": {"vlann": 1}}]}`:                      "resourceList[0].vf.vlann: unknown key",
 	} {
 		dir := writeFiles(t, map[string]string{"config.json": config})
-		status, stdout, stderr := run("sriov", "classes", "--config-file", filepath.Join(dir, "config.json"))
+		status, stdout, stderr := run("classes", "--config-file", filepath.Join(dir, "config.json"))
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, says) {
 			t.Errorf("%s: status %d, %s%s", config, status, stdout, stderr)
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package claimcheck
 
 import (
 	"encoding/json"
@@ -13,11 +13,10 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
-	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-const sriovClassesHelp = `Print a DeviceClass for each resource of the configuration that has "api": "dra",
+const classesHelp = `Print a DeviceClass for each resource of the configuration that has "api": "dra",
 as YAML for kubectl apply. The command reads only the configuration and writes
 nothing. The class of resource example.com/fast is named fast.example.com.
 
@@ -26,51 +25,34 @@ extended resource, so that pods with limits for it get a claim. The class also
 carries the settings "vf" of the resource; claims can change those that
 "claimMay" of the resource allows.`
 
-func newSRIOVClasses() *cobra.Command {
-	var f sriovFlags
-	cmd := &cobra.Command{Use: "classes", Short: "Print the DeviceClasses of the resources with \"api\": \"dra\"", Long: sriovClassesHelp,
-		Example: "  podlace sriov classes\n  podlace sriov classes --config-file config.json",
+func newClasses() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{Use: "classes", Short: "Print the DeviceClasses of the resources with \"api\": \"dra\"", Long: classesHelp,
+		Example: "  sriov-device-plugin classes\n  sriov-device-plugin classes --config-file config.json | kubectl apply -f -", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.classes(cmd.OutOrStdout(), cmd.ErrOrStderr())
+			config, err := o.parse()
+			if err != nil {
+				return err
+			}
+			for _, p := range config.Notes {
+				fmt.Fprintln(cmd.ErrOrStderr(), p.Error())
+			}
+			classes, err := Classes(config)
+			switch {
+			case err != nil:
+				return fmt.Errorf("%s: %w", o.File, err)
+			case classes == "":
+				return fmt.Errorf("%s: no resource has \"api\": \"dra\", so there is no class to print", o.File)
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), classes)
+			return err
 		}}
-	f.addConfig(cmd)
+	o.addConfig(cmd)
 	return cmd
 }
 
-func (f *sriovFlags) classes(stdout, stderr io.Writer) error {
-	config, err := f.parse()
-	if err != nil {
-		return err
-	}
-	for _, p := range config.Notes {
-		printLine(stderr, p.Error())
-	}
-	classes, err := classesOf(config)
-	switch {
-	case err != nil:
-		return fmt.Errorf("%s: %w", f.File, err)
-	case classes == "":
-		return fmt.Errorf("%s: no resource has \"api\": \"dra\", so there is no class to print", f.File)
-	}
-	_, err = io.WriteString(stdout, classes)
-	return err
-}
-
-// parse() parses the device plugin's configuration file.
-func (f *sriovFlags) parse() (*pool.Config, error) {
-	data, err := store.ReadFile(f.File)
-	if err == nil {
-		var config *pool.Config
-		if config, err = pool.Parse(f.Source, data); err == nil {
-			return config, nil
-		}
-	}
-	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
-}
-
-// classesOf returns, as YAML, the DeviceClasses of those resources that are offered through DRA. The CEL expression compares the driver
-// first, because devices of other drivers do not have the attribute "resource".
-func classesOf(config *pool.Config) (string, error) {
+// Classes returns, as YAML, the DeviceClasses of those resources that are offered through DRA.
+func Classes(config *pool.Config) (string, error) {
 	owner := map[string]string{}
 	var b strings.Builder
 	for _, r := range config.Resources {
@@ -92,14 +74,20 @@ spec:
   selectors:
   - cel:
       expression: >-
-        device.driver == %q && device.attributes[%[2]q].resource == %[3]q
-  extendedResourceName: %[3]s
-%[4]s`, scalar(name), claim.Driver, r.FullName(), settingsYAML(r))
+        %s
+  extendedResourceName: %s
+%s`, scalar(name), selectorOf(r.FullName()), r.FullName(), settingsYAML(r))
 	}
 	return b.String(), nil
 }
 
-// scalar() formats a name as a YAML string. A name such as 1.2 is put in quotes, because YAML would read 1.2 as a number.
+// selectorOf returns the CEL expression that selects the devices of a resource. It compares the driver first, because devices of other
+// drivers lack the attribute.
+func selectorOf(resource string) string {
+	return fmt.Sprintf(`device.driver == %q && %s == %q`, claim.Driver, attribute{claim.Driver, "resource"}.expression(), resource)
+}
+
+// scalar formats a name as a YAML string. A name such as 1.2 is put in quotes, because YAML would read 1.2 as a number.
 func scalar(name string) string {
 	if _, err := strconv.ParseFloat(name, 64); err == nil {
 		return strconv.Quote(name)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package claimcheck
 
 import (
+	"bytes"
 	"encoding/json"
 	"path/filepath"
 	"regexp"
@@ -10,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
 // claimOf returns a ResourceClaim whose field spec.devices has the given content.
@@ -29,11 +32,32 @@ func parameters(requests, settings string) string {
 // position matches the file, line and column of a message. TestCheckClaimPlaces checks them.
 var position = regexp.MustCompile(`m\.yaml:[0-9]+:[0-9]+: `)
 
+func run(args ...string) (status int, stdout, stderr string) {
+	var out, said bytes.Buffer
+	status, _ = Run(args, strings.NewReader(""), &out, &said)
+	return status, out.String(), said.String()
+}
+
+// publishedSlices returns the ResourceSlices of a node with 32 VFs of each resource of draConfig.
+func publishedSlices(t *testing.T) string {
+	t.Helper()
+	config, err := pool.Parse(pool.Source{Prefix: "example.com"}, []byte(draConfig))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := map[string]any{"kind": "List", "items": publish(exampleInventory(config), "node-1")}
+	text, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.ReplaceAll(string(text), `{"metadata"`, `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata"`)
+}
+
 func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest})
-	args = append([]string{"sriov", "check-claim", filepath.Join(dir, "m.yaml"), "--config-file", filepath.Join(dir, "config.json"),
-		"--resource-prefix", "example.com"}, args...)
+	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest, "slices.json": publishedSlices(t)})
+	args = append([]string{"check-claim", filepath.Join(dir, "m.yaml"), "--config-file", filepath.Join(dir, "config.json"),
+		"--resource-prefix", "example.com", "--slices", filepath.Join(dir, "slices.json")}, args...)
 	status, stdout, stderr = run(args...)
 	return status, strings.ReplaceAll(stdout, dir+"/", ""), position.ReplaceAllString(strings.ReplaceAll(stderr, dir+"/", ""), "m.yaml: ")
 }
@@ -54,7 +78,6 @@ spec:
         firstAvailable:
         - {name: fast, deviceClassName: fast.example.com, count: 2}
         - {name: open, deviceClassName: open-1.example.org}
-      - {name: see, exactly: {deviceClassName: fast.example.com, adminAccess: true, allocationMode: All}}
       - {name: gpu, exactly: {deviceClassName: gpu.example.com}}
       config:
       - opaque: {driver: gpu.example.com, parameters: {vlann: 1}}
@@ -66,6 +89,12 @@ spec:
         opaque:
           driver: sriov.podlace.io
           parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, resource: example.com/fast, mtu: 1400}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: see, namespace: shop}
+spec: {devices: {requests: [{name: see, exactly: {deviceClassName: fast.example.com, adminAccess: true, allocationMode: All,
+  selectors: [{cel: {expression: 'device.attributes["sriov.podlace.io"].vf < 16'}}]}}]}}
 ---
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -82,29 +111,30 @@ spec:
   - {name: app, image: x, resources: {limits: {cpu: 2, example.com/fast: 3}}}
 `
 	const want = `m.yaml: ResourceClaimTemplate shop/two: request a: 1 VF of example.com/fast by class fast.example.com
-  trust "on" (class)
-  maxTxRate 1000 (class)
   vlan 150 (claim)
   mac "02:00:00:00:00:01" (claim)
+  trust "on" (class)
+  maxTxRate 1000 (class)
 m.yaml: ResourceClaimTemplate shop/two: request b/fast: 2 VFs of example.com/fast by class fast.example.com
   vlan 100 (class)
   trust "on" (class)
   maxTxRate 1000 (class)
   mtu 1400 (claim)
 m.yaml: ResourceClaimTemplate shop/two: request b/open: 1 VF of example.org/Open_1 by class open-1.example.org
-m.yaml: ResourceClaimTemplate shop/two: request see: all VFs (admin access) of example.com/fast by class fast.example.com
-m.yaml: Pod shop/web, container app: request example.com/fast: 3 VFs of example.com/fast by class fast.example.com
+m.yaml: ResourceClaim shop/see: request see: all VFs (admin access) of example.com/fast by class fast.example.com
+m.yaml: Pod shop/web, container app: request vf: 3 VFs of example.com/fast by class fast.example.com
   vlan 100 (class)
   trust "on" (class)
   maxTxRate 1000 (class)
 `
 	status, stdout, stderr := runCheck(t, template)
-	if diff := cmp.Diff(want, stdout); diff != "" || status != exitOK || stderr != "" {
+	if diff := cmp.Diff(want, stdout); diff != "" || status != 0 || strings.Count(stderr, "\n") != 2 ||
+		!strings.Contains(stderr, "want devices of gpu.example.com") || !strings.Contains(stderr, "admin-access") {
 		t.Errorf("status %d, %s\n-want +got\n%s", status, stderr, diff)
 	}
 	_, stdout, _ = runCheck(t, template, "-o", "json")
 	var got struct {
-		Requests []checkedRequest
+		Requests []served
 		Problems []string
 	}
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got.Requests) != 5 || len(got.Problems) != 0 {
@@ -121,15 +151,15 @@ func TestCheckClaimRefused(t *testing.T) {
 			at + "config[0].opaque.parameters.vlann: unknown key; did you mean vlan?"},
 		{"wrong type", claimOf(oneVF + "    config:\n" + parameters("", "vlan: many")), at + `config[0].opaque.parameters.vlan: "many": want a number`},
 		{"not allowed", claimOf(oneVF + "    config:\n" + parameters("vf", "trust: \"off\"")),
-			at + `config[0].opaque.parameters: trust "off": claims may not set it; they may set: `},
+			at + `config[0].opaque.parameters.trust: "off": claims may not set it; they may set: `},
 		{"out of range", claimOf(oneVF + "    config:\n" + parameters("vf", "vlan: 300")),
-			at + "config[0].opaque.parameters: vlan 300: claims may set 100-199"},
+			at + "config[0].opaque.parameters.vlan: 300: claims may set 100-199"},
 		{"no such request", claimOf(oneVF + "    config:\n" + parameters("vff", "mtu: 1400")), at + `config[0].requests[0]: no request "vff"`},
 		{"other resource", claimOf(oneVF + "    config:\n" + parameters("", "resource: example.com/slow, mtu: 1400")),
-			at + "config[0].opaque.parameters: it applies to no request with VFs"},
+			at + "config[0].opaque.parameters: applies to no device of the claim (resource example.com/slow)"},
 		{"one MAC for two VFs", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, count: 2}}]\n    config:\n" +
 			parameters("", `mac: "02:00:00:00:00:01"`)),
-			at + `requests[0].exactly: only one VF can have mac "02:00:00:00:00:01", but the request is for 2 VFs`},
+			at + `config[0].opaque.parameters.mac: "02:00:00:00:00:01": only one device can have it, but the entry applies to several devices`},
 		{"unknown class", claimOf(strings.Replace(oneVF, "fast", "fats", 1)),
 			at + `requests[0].exactly.deviceClassName: class "fats.example.com" is not known; did you mean fast.example.com?`},
 		{"settings, no class", claimOf(strings.Replace(oneVF, "fast.example.com", "slow", 1) + "    config:\n" + parameters("", "mtu: 1400")),
@@ -139,17 +169,17 @@ func TestCheckClaimRefused(t *testing.T) {
 			`m.yaml: ResourceClaim shop/c: apiVersion: "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},
 		{"unguarded", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
 			`[{cel: {expression: 'device.attributes["resource.kubernetes.io"].numaNode == 1'}}]}}]` + "\n"),
-			at + "requests[0].exactly.selectors[0].cel.expression: it reads resource.kubernetes.io/numaNode, which a VF without a NUMA node lacks"},
+			at + "requests[0].exactly.selectors[0].cel.expression: it fails on a device without resource.kubernetes.io/numaNode, and the scheduler"},
 		{"no driver", "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: own}\nspec: {selectors: [{cel: {expression: " +
 			`'device.attributes["sriov.podlace.io"].resource == "example.com/fast"'}}]}` + "\n",
-			"m.yaml: DeviceClass own: spec.selectors[0].cel.expression: it reads sriov.podlace.io/resource, which devices of other drivers lack"},
+			"m.yaml: DeviceClass own: spec.selectors[0].cel.expression: it fails on devices of other drivers (no such key: resource), and the scheduler"},
 		{"template elsewhere", pod, "m.yaml: Pod default/web: spec.resourceClaims[0]: ResourceClaimTemplate none is in none of the files"},
 		{"other API", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
 			`[{cel: {expression: 'device.attributes["sriov.podlace.io"].resource == "example.com/old"'}}]}}]` + "\n"),
-			at + `requests[0].exactly: resource example.com/old is not in the configuration, or has no "api": "dra"`},
+			at + `requests[0].exactly.selectors[0].cel.expression: it compares sriov.podlace.io/resource with "example.com/old", which no device here has`},
 	} {
 		status, _, stderr := runCheck(t, c.manifest)
-		if status != exitDiffers || !strings.Contains(stderr, c.says) {
+		if status != exitProblems || !strings.Contains(stderr, c.says) {
 			t.Errorf("%s: status %d, %s\nwant %s", c.name, status, stderr, c.says)
 		}
 	}
@@ -184,7 +214,7 @@ func TestCheckClaimRefused(t *testing.T) {
 	}
 }
 
-// TestCheckClaimClass checks that a class from a file takes precedence over the class that 'podlace sriov classes' prints.
+// TestCheckClaimClass checks that a class from a file takes precedence over the class that 'sriov-device-plugin classes' prints.
 func TestCheckClaimClass(t *testing.T) {
 	class := writeFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -196,7 +226,7 @@ spec:
   config: [{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, vlan: 7}}}]
 `, "empty.yaml": claimOf(oneVF)}) + "/class.yaml"
 	status, stdout, stderr := runCheck(t, claimOf(oneVF), "--class", class)
-	if status != exitOK || !strings.HasSuffix(stdout, "class fast.example.com\n  vlan 7 (class)\n") {
+	if status != 0 || !strings.HasSuffix(stdout, "class fast.example.com\n  vlan 7 (class)\n") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	status, _, stderr = runCheck(t, claimOf(oneVF), "--class", filepath.Dir(class)+"/empty.yaml")
@@ -214,7 +244,7 @@ func TestCheckClaimPlaces(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim,
 		"twice.yaml": "kind: Pod\nkind: Pod\n"})
 	t.Chdir(dir)
-	_, _, stderr := run("sriov", "check-claim", "m.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
+	_, _, stderr := run("check-claim", "m.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
 	for _, want := range []string{
 		"m.yaml:10:54: ResourceClaim default/c: spec.devices.requests[0].exactly.cuont: unknown key; did you mean count?\n",
 		"m.yaml:17:13: ResourceClaim default/c: spec.devices.config[0].opaque.parameters.vlann: unknown key; did you mean vlan?\n",
@@ -229,7 +259,7 @@ func TestCheckClaimPlaces(t *testing.T) {
 	if strings.Count(stderr, "duplicate key") != 1 {
 		t.Errorf("got %s\nwant one duplicate key", stderr)
 	}
-	_, _, stderr = run("sriov", "check-claim", "twice.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
+	_, _, stderr = run("check-claim", "twice.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")
 	if !strings.Contains(stderr, "twice.yaml:2:1: kind: duplicate key") {
 		t.Error(stderr)
 	}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claimcheck
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/dra"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// allocatorFeatures are the features that Kubernetes 1.37 enables by default.
+func allocatorFeatures() structured.Features {
+	return structured.Features{AdminAccess: true, PrioritizedList: true, DeviceTaints: true, PartitionableDevices: true,
+		ConsumableCapacity: true, DeviceBindingAndStatus: true}
+}
+
+func celFeatures() cel.Features { return cel.Features{EnableConsumableCapacity: true} }
+
+// patience limits how long the allocator searches, which tries all combinations of devices. The scheduler waits as long.
+const patience = 10 * time.Second
+
+// allocate allocates the devices of a claim on the first node that can hold it. The result is nil if no node can.
+func (c *checker) allocate(d resourceapi.DeviceClaim) (*resourceapi.ResourceClaim, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, patience)
+	defer cancel()
+	one := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim", UID: "claim"}}
+	one.Spec.Devices = d
+	a, err := structured.NewAllocator(ctx, allocatorFeatures(), structured.AllocatedState{}, c, c.slices, c.compiled)
+	if err != nil {
+		return nil, err
+	}
+	for _, node := range c.nodes {
+		results, err := a.Allocate(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, []*resourceapi.ResourceClaim{one})
+		if err != nil {
+			return nil, err
+		}
+		if len(results) == 1 {
+			one.Status.Allocation = &results[0]
+			return one, nil
+		}
+	}
+	return nil, nil
+}
+
+// allocateAll allocates the claim once for each alternative and each resource that the scheduler may choose, and returns what the node
+// would make of each.
+func (c *checker) allocateAll(m manifest, path string, d resourceapi.DeviceClaim, here []option) (rows []served) {
+	if c.tooMany(m, here) {
+		return nil // the allocator would try all combinations of devices
+	}
+	switch whole, err := c.allocate(d); {
+	case err != nil:
+		c.fail("%s: %s", m.at(path+".requests"), reason(err))
+		return nil
+	case whole == nil:
+		c.explain(m, path, d, here)
+		return nil
+	}
+	for _, o := range here {
+		if alone, _ := c.allocate(only(d, o)); alone == nil {
+			c.notice("%s: no node can hold this alternative: %s", m.at(o.path), o.shortage())
+			continue
+		}
+		found := len(rows)
+		for _, resource := range append(o.resources(), "") {
+			if resource == "" && len(rows) > found {
+				break // the empty name stands for a request that no resource fills alone
+			}
+			if one, _ := c.allocate(prefer(d, o, resource)); one != nil {
+				if row, ok := c.serve(m, path, one, o); ok && !o.wrong {
+					rows = append(rows, row)
+				}
+			}
+		}
+	}
+	return rows
+}
+
+// tooMany reports requests for which no node has as many devices as each alternative wants.
+func (c *checker) tooMany(m manifest, here []option) (found bool) {
+	for _, o := range here {
+		if !slices.ContainsFunc(here, func(other option) bool { return other.request == o.request && other.Count <= other.most() }) {
+			c.lack("%s: no node can hold the request: %s", m.at(o.path), o.shortage())
+			found = true
+		}
+	}
+	return found
+}
+
+// allocatorPrefix matches the name of the claim in an error of the allocator.
+var allocatorPrefix = regexp.MustCompile(`^claim claim, `)
+
+func reason(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Sprintf("the search for devices takes more than %s, after which the scheduler gives up: ask for less", patience)
+	}
+	return allocatorPrefix.ReplaceAllString(err.Error(), "")
+}
+
+// only returns the claim with a single request, which has no other alternative, and without constraints.
+func only(d resourceapi.DeviceClaim, o option) resourceapi.DeviceClaim {
+	out := prefer(d, o, "")
+	out.Requests = slices.DeleteFunc(out.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name != o.requestName() })
+	out.Constraints = nil
+	if r := &out.Requests[0]; o.sub >= 0 {
+		r.FirstAvailable = r.FirstAvailable[:1]
+	}
+	return out
+}
+
+// prefer returns the claim with the alternative before the others, and restricted to a resource if its name is not empty.
+func prefer(d resourceapi.DeviceClaim, o option, resource string) resourceapi.DeviceClaim {
+	out := *d.DeepCopy()
+	if selectors := selectorsOf(&out, o); resource != "" {
+		*selectors = append(*selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: selectorOf(resource)}})
+	}
+	for _, r := range out.Requests {
+		slices.SortStableFunc(r.FirstAvailable, func(a, b resourceapi.DeviceSubRequest) int {
+			return cmp.Compare(len(strings.TrimSuffix(o.name, r.Name+"/"+a.Name)), len(strings.TrimSuffix(o.name, r.Name+"/"+b.Name)))
+		})
+	}
+	return out
+}
+
+// explain reports why no node can hold a claim: a request alone, a constraint, or all together.
+func (c *checker) explain(m manifest, path string, d resourceapi.DeviceClaim, here []option) {
+	holds := func(d resourceapi.DeviceClaim) bool {
+		one, err := c.allocate(d)
+		return one != nil || err != nil
+	}
+	before := len(c.problems) + len(c.notices)
+	for _, o := range here {
+		if !slices.ContainsFunc(here, func(other option) bool { return other.request == o.request && holds(only(d, other)) }) {
+			c.lack("%s: no node can hold the request: its devices have taints, or a claim has their PF as a whole", m.at(o.path))
+		}
+	}
+	for i := range d.Constraints {
+		one := *d.DeepCopy()
+		one.Constraints = one.Constraints[i : i+1]
+		if len(c.problems)+len(c.notices) == before && !holds(one) {
+			c.lack("%s: no node can hold the requests with this constraint", m.at(fmt.Sprintf("%s.constraints[%d]", path, i)))
+		}
+	}
+	if len(c.problems)+len(c.notices) == before {
+		c.lack("%s: a node can hold each request, but no node all of them", m.at(path+".requests"))
+	}
+}
+
+// serve computes the settings of an alternative in an allocation. It reports false if the scheduler chose another alternative, or if the
+// settings are wrong.
+func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim, o option) (row served, ok bool) {
+	config, err := c.settings(one)
+	results := one.Status.Allocation.Devices.Results
+	i := slices.IndexFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Request == o.name })
+	if c.failSettings(m, path, one, err); err != nil || i < 0 {
+		return row, false
+	}
+	row = served{Object: m.String(), Request: o.name, Class: o.DeviceClassName, Devices: o.devices(), Settings: []setting{},
+		Resource: c.resourceOf(results[i].Pool, results[i].Device).FullName()}
+	for _, key := range config[i].Set() {
+		from := "class"
+		if slices.Contains(config[i].Claimed, key) {
+			from = "claim"
+		}
+		row.Settings = append(row.Settings, setting{key, config[i].Text(key), from})
+	}
+	if err := config[i].Complete(func(key string) string { return key }); err != nil {
+		c.notice("%s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", m.at(o.path), err)
+	}
+	return row, true
+}
+
+// entryFault matches an error of the driver about a config entry of the claim: its index, the key if one is wrong, and the text.
+var entryFault = regexp.MustCompile(`^config\[(\d+)\]\.opaque\.parameters(?:\.(\w+):?)?:? (.*)`)
+
+// failSettings reports why the driver refuses the settings of a claim. It removes what is wrong and asks again, until nothing is.
+func (c *checker) failSettings(m manifest, path string, one *resourceapi.ResourceClaim, err error) {
+	for err != nil && one != nil {
+		fault := entryFault.FindStringSubmatch(err.Error())
+		if fault == nil {
+			c.fail("%s: %v", m.at(path), err)
+			return
+		}
+		c.fail("%s: %s", m.at(strings.TrimSuffix(fmt.Sprintf("%s.config[%s].opaque.parameters.%s", path, fault[1], fault[2]), ".")), fault[3])
+		i, _ := strconv.Atoi(fault[1])
+		values, entry := map[string]json.RawMessage{}, one.Spec.Devices.Config[i].Opaque
+		_ = json.Unmarshal(entry.Parameters.Raw, &values) // the driver has decoded it
+		if _, ok := values[fault[2]]; !ok {
+			entry.Driver = "none"
+		}
+		delete(values, fault[2])
+		entry.Parameters.Raw, _ = json.Marshal(values)
+		if one, _ = c.allocate(one.Spec.Devices); one != nil {
+			_, err = c.settings(one)
+		}
+	}
+}
+
+// settings returns the settings of the VFs of an allocated claim, as the driver would merge them.
+func (c *checker) settings(one *resourceapi.ResourceClaim) ([]*vfconfig.Config, error) {
+	devices := &one.Status.Allocation.Devices
+	foreign := func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver != claim.Driver }
+	devices.Results = slices.DeleteFunc(devices.Results, foreign)
+	return dra.Settings(one, func(name string) *pool.Resource { return c.resourceOf(devices.Results[0].Pool, name) })
+}
+
+// resourceOf returns the resource of a device. A resource that is not in the configuration lets claims set each key.
+func (c *checker) resourceOf(node, name string) *pool.Resource {
+	i := slices.IndexFunc(c.devices, func(d device) bool { return d.node == node && d.Name == name && d.driver == claim.Driver })
+	of := c.devices[i].resource()
+	if r := c.resources[of]; r != nil {
+		return r
+	}
+	c.notice("resource %s is not in the configuration (--config-file), so it was not checked what claims may set", of)
+	prefix, short, _ := strings.Cut(of, "/")
+	r := &pool.Resource{Prefix: prefix, Name: short, ClaimMay: vfconfig.Allowance{}}
+	for _, key := range vfconfig.Keys() {
+		r.ClaimMay[key] = nil
+	}
+	return r
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claimcheck
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/dra"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/yamlfile"
+)
+
+// The type attribute identifies an attribute of a device by domain and name.
+type attribute struct{ domain, name string }
+
+func (a attribute) String() string { return a.domain + "/" + a.name }
+
+// expression returns the CEL expression that reads the attribute.
+func (a attribute) expression() string {
+	return fmt.Sprintf("device.attributes[%q].%s", a.domain, a.name)
+}
+
+// device is a device of a ResourceSlice.
+type device struct {
+	resourceapi.Device
+	driver, node string
+}
+
+func (d device) resource() string {
+	name, _ := d.attributes()[attribute{claim.Driver, "resource"}].(string)
+	return name
+}
+
+func (d device) attributes() map[attribute]any {
+	out := map[attribute]any{}
+	for name, value := range d.Attributes {
+		domain, id, full := strings.Cut(string(name), "/")
+		if !full {
+			domain, id = d.driver, domain
+		}
+		out[attribute{domain, id}] = valueOf(value)
+	}
+	return out
+}
+
+// valueOf returns the value as CEL has it. Versions and lists, which no VF has, are not compared.
+func valueOf(a resourceapi.DeviceAttribute) any {
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.IntValue != nil:
+		return *a.IntValue
+	case a.BoolValue != nil:
+		return *a.BoolValue
+	}
+	return nil
+}
+
+// A cluster contains the devices against which claims are checked.
+type cluster struct {
+	slices  []*resourceapi.ResourceSlice
+	devices []device
+	nodes   []string
+	example bool                       // the devices are examples, because none are known
+	values  map[attribute]map[any]bool // of all devices
+	drivers map[string]bool            // that have devices
+}
+
+func newCluster(list []*resourceapi.ResourceSlice, example bool) cluster {
+	c := cluster{slices: list, example: example, values: map[attribute]map[any]bool{}, drivers: map[string]bool{}}
+	for _, s := range list {
+		node := ""
+		if s.Spec.NodeName != nil {
+			node = *s.Spec.NodeName
+		}
+		if !slices.Contains(c.nodes, node) {
+			c.nodes = append(c.nodes, node)
+		}
+		for _, d := range s.Spec.Devices {
+			one := device{d, s.Spec.Driver, node}
+			c.devices, c.drivers[s.Spec.Driver] = append(c.devices, one), true
+			for a, value := range one.attributes() {
+				if c.values[a] == nil {
+					c.values[a] = map[any]bool{}
+				}
+				c.values[a][value] = true
+			}
+		}
+	}
+	return c
+}
+
+// literals returns the values that devices have for an attribute, as CEL writes them.
+func (c cluster) literals(a attribute) (out []string) {
+	for v := range c.values[a] {
+		out = append(out, literal(v))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// describe lists some of the values that devices have for an attribute.
+func (c cluster) describe(a attribute) string {
+	out := c.literals(a)
+	if most := 6; len(out) > most {
+		out = append(out[:most], "...")
+	}
+	return strings.Join(out, ", ")
+}
+
+func literal(v any) string {
+	text, _ := json.Marshal(v)
+	return string(text)
+}
+
+// withValues returns a copy of an example cluster with some devices of each resource. They have the given values in turn, as if the devices
+// existed that a claim wants.
+func (c cluster) withValues(wanted map[attribute][]any, count int64) cluster {
+	var list []*resourceapi.ResourceSlice
+	for _, s := range c.slices {
+		s = s.DeepCopy()
+		s.Spec.Devices = s.Spec.Devices[:min(int(count), len(s.Spec.Devices))]
+		for i := range s.Spec.Devices {
+			for a, values := range wanted {
+				name := resourceapi.QualifiedName(strings.TrimPrefix(a.String(), claim.Driver+"/"))
+				attributes := s.Spec.Devices[i].Attributes
+				switch v := values[i%len(values)].(type) {
+				case string:
+					attributes[name] = resourceapi.DeviceAttribute{StringValue: &v}
+				case int64:
+					attributes[name] = resourceapi.DeviceAttribute{IntValue: &v}
+				case bool:
+					attributes[name] = resourceapi.DeviceAttribute{BoolValue: &v}
+				}
+			}
+		}
+		list = append(list, s)
+	}
+	return newCluster(list, true)
+}
+
+// loadCluster returns the devices of the flag --slices, those of this node, or examples.
+func (o *options) loadCluster(config *pool.Config) (cluster, error) {
+	if o.slices != "" {
+		list, err := readSlices(o.slices)
+		return newCluster(list, false), err
+	}
+	i, err := o.nodeInventory(config)
+	if err != nil {
+		return cluster{}, err
+	}
+	if !slices.ContainsFunc(i.Pools, func(p pool.Pool) bool { return len(p.Devices) > 0 }) {
+		return newCluster(publish(exampleInventory(config), "example"), true), nil
+	}
+	return newCluster(publish(i, o.Host), false), nil
+}
+
+// readSlices reads the output of 'kubectl get resourceslices -o json' or -o yaml.
+func readSlices(name string) (list []*resourceapi.ResourceSlice, err error) {
+	files, err := yamlfile.Files(nil, name)
+	for _, f := range files {
+		documents, wrong := yamlfile.Read(f.Name, f.Data)
+		if wrong != nil {
+			return nil, wrong
+		}
+		for _, d := range documents {
+			for _, object := range append(d.Get("items").Items(), d) {
+				if object.Get("kind").Text() != "ResourceSlice" {
+					continue
+				}
+				s := &resourceapi.ResourceSlice{}
+				text, _ := json.Marshal(object)
+				if err := json.Unmarshal(text, s); err != nil || s.APIVersion != claimAPI {
+					return nil, fmt.Errorf("%s: want a ResourceSlice of %s: %w", object.Where(), claimAPI, cmp.Or(err, fmt.Errorf("it is of %s", s.APIVersion)))
+				}
+				list = append(list, s)
+			}
+		}
+	}
+	if len(list) == 0 && err == nil {
+		err = fmt.Errorf("%s: no ResourceSlice: write it with 'kubectl get resourceslices -o json'", name)
+	}
+	return list, err
+}
+
+// nodeInventory returns the devices of this node as the daemon would find them without pods.
+func (o *options) nodeInventory(config *pool.Config) (i dra.Inventory, err error) {
+	i.Snapshot, err = pci.Scan(o.sysfs)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // a machine without PCI
+		return i, nil
+	case err != nil:
+		return i, err
+	}
+	host, err := kernel.Host()
+	if err != nil {
+		return i, err
+	}
+	defer host.Close()
+	uplinks, err := host.Uplinks()
+	for _, p := range pool.Assign(config, i.Snapshot, pool.Env{DefaultRoute: uplinks}) {
+		if p.Resource.API == pool.DRA {
+			i.Pools = append(i.Pools, p)
+		}
+	}
+	for _, n := range i.Snapshot.Nodes {
+		i.Nodes = append(i.Nodes, n.ID)
+	}
+	return i, err
+}
+
+// exampleInventory returns an inventory with two PFs for each resource, on two NUMA nodes, each with as many VFs as a claim can get.
+func exampleInventory(config *pool.Config) dra.Inventory {
+	i := dra.Inventory{Snapshot: &pci.Snapshot{}, Nodes: []int{0, 1}}
+	for n := range config.Resources {
+		r := &config.Resources[n]
+		if r.API != pool.DRA {
+			continue
+		}
+		p := pool.Pool{Name: r.FullName(), Resource: r}
+		for node := range i.Nodes {
+			address := func(function int) pci.Address {
+				a, _ := pci.ParseAddress(fmt.Sprintf("%04x:%02x:%02x.%d", n, node, function/8, function%8)) // it is valid for each resource
+				return a
+			}
+			pf := pci.Device{Address: address(0), Interfaces: []string{fmt.Sprintf("ens%df0", node+1)}, VFIndex: pci.Unknown}
+			i.Snapshot.Devices = append(i.Snapshot.Devices, pf)
+			for vf := range resourceapi.AllocationResultsMaxSize {
+				d := pci.Device{Address: address(8 + vf), PF: pf.Address, VFIndex: vf, Vendor: "8086", Product: "1889", Driver: "iavf",
+					LinkType: pci.Ether, NUMANode: node, Root: fmt.Sprintf("pci%04x:%02x", n, node), RDMA: [][]string{{"rdma0"}, nil}[vf%2]}
+				p.Devices = append(p.Devices, pool.Device{Device: d})
+			}
+		}
+		i.Pools = append(i.Pools, p)
+	}
+	return i
+}
+
+// publish returns the ResourceSlices of a node.
+func publish(i dra.Inventory, node string) (out []*resourceapi.ResourceSlice) {
+	all := dra.Resources(i, node, nil, time.Now()).Pools[node].Slices
+	for n, s := range all {
+		out = append(out, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(node, "-", n)},
+			Spec: resourceapi.ResourceSliceSpec{Driver: claim.Driver, NodeName: &node, Devices: s.Devices, SharedCounters: s.SharedCounters,
+				Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(all))}}})
+	}
+	return out
+}
+
+// ownAttributes returns the attributes of every VF with the types of their values.
+func ownAttributes() map[attribute]any {
+	config := &pool.Config{Resources: []pool.Resource{{API: pool.DRA}}}
+	return newCluster(publish(exampleInventory(config), "example"), true).devices[0].attributes()
+}
+
+// namesIn returns the names of the known attributes in a domain.
+func namesIn(known map[attribute]any, domain string) (names []string) {
+	for _, a := range slices.SortedFunc(maps.Keys(known), func(a, b attribute) int { return strings.Compare(a.name, b.name) }) {
+		if a.domain == domain {
+			names = append(names, a.name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claimcheck
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/strict"
+)
+
+// An option is a request without alternatives, or one of its alternatives, with the name by which an allocation refers to it.
+type option struct {
+	resourceapi.ExactDeviceRequest
+	name, path string
+	request    int        // index
+	sub        int        // index of the alternative, or -1
+	selectors  []selector // of the class and of the request
+	matched    []device
+	wrong      bool // a selector of the request is wrong, so that only those of the class are used
+}
+
+// optionsOf returns the requests of a claim with all their alternatives.
+func optionsOf(path string, d resourceapi.DeviceClaim) (all []option) {
+	for i, r := range d.Requests {
+		at := fmt.Sprintf("%s.requests[%d]", path, i)
+		if r.Exactly != nil {
+			all = append(all, option{ExactDeviceRequest: *r.Exactly, name: r.Name, path: at + ".exactly", request: i, sub: -1})
+		}
+		for k, s := range r.FirstAvailable {
+			exact := resourceapi.ExactDeviceRequest{DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, AllocationMode: s.AllocationMode,
+				Count: s.Count, DerivedAttributes: s.DerivedAttributes}
+			all = append(all, option{ExactDeviceRequest: exact, name: r.Name + "/" + s.Name, path: fmt.Sprintf("%s.firstAvailable[%d]", at, k),
+				request: i, sub: k})
+		}
+	}
+	return all
+}
+
+// appliesTo reports whether a list of requests in a constraint or config entry contains the option. As in the scheduler, an empty list
+// contains all requests, and the name "vf" also stands for the alternative "vf/fast".
+func (o option) appliesTo(requests []string) bool {
+	return len(requests) == 0 || slices.Contains(requests, o.name) || slices.Contains(requests, o.requestName())
+}
+
+func (o option) requestName() string {
+	name, _, _ := strings.Cut(o.name, "/")
+	return name
+}
+
+// resources returns the resources of the matched VFs.
+func (o option) resources() (names []string) {
+	for _, d := range o.matched {
+		if name := d.resource(); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// most returns how many devices of one node match at most.
+func (o option) most() (most int64) {
+	of := map[string]int64{}
+	for _, d := range o.matched {
+		of[d.node]++
+		most = max(most, of[d.node])
+	}
+	return most
+}
+
+// shortage says how many devices a request wants, and how many the best node has.
+func (o option) shortage() string {
+	return fmt.Sprintf("it wants %s, and at most %d of a node match its class and selectors", o.devices(), o.most())
+}
+
+func (o option) isAdmin() bool { return o.AdminAccess != nil && *o.AdminAccess }
+
+// devices describes in words how many VFs an option gets.
+func (o option) devices() string {
+	text := "1 VF"
+	switch {
+	case o.AllocationMode == resourceapi.DeviceAllocationModeAll:
+		text = "all VFs"
+	case o.Count > 1:
+		text = strconv.FormatInt(o.Count, 10) + " VFs"
+	}
+	if o.isAdmin() {
+		text += " (admin access)"
+	}
+	return text
+}
+
+// setDefaults sets what the API server sets in new objects.
+func setDefaults(d *resourceapi.DeviceClaim) {
+	set := func(mode *resourceapi.DeviceAllocationMode, count *int64) {
+		if *mode == "" {
+			*mode = resourceapi.DeviceAllocationModeExactCount
+		}
+		if *mode == resourceapi.DeviceAllocationModeExactCount && *count == 0 {
+			*count = 1
+		}
+	}
+	for i := range d.Requests {
+		if e := d.Requests[i].Exactly; e != nil {
+			set(&e.AllocationMode, &e.Count)
+		}
+		for k := range d.Requests[i].FirstAvailable {
+			s := &d.Requests[i].FirstAvailable[k]
+			set(&s.AllocationMode, &s.Count)
+		}
+	}
+}
+
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// checkRequests reports requests that the API server refuses.
+func (c *checker) checkRequests(m manifest, path string, d resourceapi.DeviceClaim, all []option) (ok bool) {
+	before := len(c.problems)
+	names := map[string]bool{}
+	checkName := func(at, name string) {
+		switch label := name[strings.LastIndex(name, "/")+1:]; {
+		case !dnsLabel.MatchString(label):
+			c.fail("%s: %q: want a name of at most 63 lower-case letters, digits and -", m.at(at+".name"), label)
+		case names[name]:
+			c.fail("%s: %s: another request has this name", m.at(at+".name"), label)
+		}
+		names[name] = true
+	}
+	for i, r := range d.Requests {
+		at := fmt.Sprintf("%s.requests[%d]", path, i)
+		if checkName(at, r.Name); (r.Exactly == nil) == (len(r.FirstAvailable) == 0) {
+			c.fail("%s: want exactly or firstAvailable", m.at(at))
+		}
+	}
+	for _, o := range all {
+		if o.sub >= 0 {
+			checkName(o.path, o.name)
+		}
+		if _, err := strict.OneOf("ExactCount", "All")(string(o.AllocationMode)); err != nil {
+			c.fail("%s: %q: want ExactCount or All", m.at(o.path+".allocationMode"), o.AllocationMode)
+		}
+		if o.Count < 0 || o.Count > 0 && o.AllocationMode == resourceapi.DeviceAllocationModeAll {
+			c.fail("%s: %d: want at least 1, and none with allocationMode All", m.at(o.path+".count"), o.Count)
+		}
+	}
+	if len(all) == 0 {
+		c.fail("%s: no request has exactly or firstAvailable", m.at(path+".requests"))
+	}
+	return len(c.problems) == before
+}
+
+// checkNames reports each name in a list of requests that is no request of the claim.
+func (c *checker) checkNames(m manifest, path string, names []string, all []option) {
+	for i, name := range names {
+		if !slices.ContainsFunc(all, func(o option) bool { return o.appliesTo([]string{name}) }) {
+			c.fail("%s: no request %q", m.at(fmt.Sprintf("%s.requests[%d]", path, i)), name)
+		}
+	}
+}
+
+// checkConstraints checks the names of requests and attributes in the constraints of a claim.
+func (c *checker) checkConstraints(m manifest, path string, d resourceapi.DeviceClaim, all, here []option) (ok bool) {
+	before := len(c.problems)
+	for i, constraint := range d.Constraints {
+		at := fmt.Sprintf("%s.constraints[%d]", path, i)
+		c.checkNames(m, at, constraint.Requests, all)
+		for key, name := range map[string]*resourceapi.FullyQualifiedName{"matchAttribute": constraint.MatchAttribute,
+			"distinctAttribute": constraint.DistinctAttribute} {
+			if name == nil || !slices.ContainsFunc(here, func(o option) bool { return o.appliesTo(constraint.Requests) }) {
+				continue
+			}
+			domain, id, full := strings.Cut(string(*name), "/")
+			a := attribute{domain, id}
+			_, own := c.own[a]
+			derived := slices.ContainsFunc(all, func(o option) bool {
+				return slices.ContainsFunc(o.DerivedAttributes, func(d resourceapi.DeviceDerivedAttribute) bool { return d.Name == *name })
+			})
+			switch {
+			case !full:
+				c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key), *name, claim.Driver)
+			case !own && !derived && len(c.values[a]) == 0:
+				c.fail("%s: %s: %s", m.at(at+"."+key), *name, c.unknown(a))
+			}
+		}
+	}
+	return len(c.problems) == before
+}
+
+// checkDevices checks which devices and settings a claim would get. To find all faults, it goes on without the selectors that are wrong.
+func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClaim) (rows []served) {
+	c.checked++
+	setDefaults(&d)
+	all := optionsOf(path, d)
+	c.checkEntries(m, path, d.Config)
+	for i, e := range d.Config {
+		c.checkNames(m, fmt.Sprintf("%s.config[%d]", path, i), e.Requests, all)
+	}
+	here := c.selectHere(m, all, d.Config)
+	if !c.checkRequests(m, path, d, all) || !c.checkConstraints(m, path, d, all, here) || len(here) == 0 {
+		return nil
+	}
+	if c.example {
+		c.cluster = c.all.withValues(c.wanted(here))
+		defer func() { c.cluster = c.all }()
+	}
+	for i := range here {
+		o := &here[i]
+		if !o.wrong {
+			o.matched, o.wrong = c.matchRequest(m, o)
+		}
+		if o.wrong {
+			*selectorsOf(&d, *o) = nil
+			class, _ := c.class(func(d class) bool { return d.Name == o.DeviceClassName })
+			o.matched, _ = c.matching(class.selectors)
+		}
+	}
+	rows = c.allocateAll(m, path, c.reduce(m, path, d, all, here), here)
+	c.served = append(c.served, rows...)
+	return rows
+}
+
+// matchRequest returns the devices that class and request select. The second result is true if there are none, or if a selector is wrong.
+func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong bool) {
+	matched, ok := c.matching(o.selectors)
+	switch {
+	case !ok:
+	case len(matched) > 0:
+		c.checkValues(o.selectors, c.notice)
+	case !c.checkValues(o.selectors, c.lack):
+		c.lack("%s: the selectors of class and request match no device", m.at(o.path))
+	}
+	return matched, len(matched) == 0 || !ok
+}
+
+// selectHere compiles the selectors of the requests, and returns the requests that the devices here can serve.
+func (c *checker) selectHere(m manifest, all []option, entries []resourceapi.DeviceClaimConfiguration) (here []option) {
+	var unknown []option
+	for _, o := range all {
+		at := m.at(o.path + ".deviceClassName")
+		one, known := c.class(func(d class) bool { return d.Name == o.DeviceClassName })
+		own, valid := c.compile(m, o.path, o.Selectors)
+		o.selectors = slices.Concat(one.selectors, own)
+		other := c.otherDriver(o.selectors)
+		switch project := replaced()[other]; {
+		case !known:
+			unknown = append(unknown, o)
+			c.checkReads(slices.DeleteFunc(own, func(s selector) bool {
+				return !slices.ContainsFunc(s.reads, func(r read) bool { return replaced()[r.domain] != "" && !c.drivers[r.domain] })
+			}))
+		case project != "":
+			c.fail("%s: class and selectors want devices of %s (%s), which has none here: for VFs of Podlace compare device.driver with %q", at, other,
+				project, claim.Driver)
+		case other != "":
+			c.notice("%s: class and selectors want devices of %s, which has none here, and were not checked", at, other)
+		case one.sound: // otherwise the fault was reported with the class
+			o.wrong = !c.checkReads(own) || !valid
+			if o.isAdmin() {
+				c.notice("%s: only a namespace with the label resource.kubernetes.io/admin-access: \"true\" may have such a claim", m.at(o.path+".adminAccess"))
+			}
+			here = append(here, o)
+		}
+	}
+	for _, o := range unknown {
+		settings := slices.ContainsFunc(entries, func(e resourceapi.DeviceClaimConfiguration) bool {
+			used := slices.ContainsFunc(here, func(h option) bool { return h.appliesTo(e.Requests) })
+			return e.Opaque != nil && e.Opaque.Driver == claim.Driver && !used && o.appliesTo(e.Requests)
+		})
+		c.unknownClass(m.at(o.path+".deviceClassName"), o.DeviceClassName, settings)
+	}
+	return here
+}
+
+// selectorsOf returns the selectors of an option in a claim.
+func selectorsOf(d *resourceapi.DeviceClaim, o option) *[]resourceapi.DeviceSelector {
+	r := &d.Requests[slices.IndexFunc(d.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name == o.requestName() })]
+	if o.sub < 0 {
+		return &r.Exactly.Selectors
+	}
+	named := func(s resourceapi.DeviceSubRequest) bool { return o.name == r.Name+"/"+s.Name }
+	return &r.FirstAvailable[slices.IndexFunc(r.FirstAvailable, named)].Selectors
+}
+
+// reduce returns the claim without the requests for devices that are not here. The allocator ignores config entries for other requests, so
+// reduce reports those.
+func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all, here []option) resourceapi.DeviceClaim {
+	for i, e := range d.Config {
+		applies := func(o option) bool { return o.appliesTo(e.Requests) }
+		known := func(o option) bool {
+			return applies(o) && slices.ContainsFunc(c.classes, func(d class) bool { return d.Name == o.DeviceClassName })
+		}
+		ours := e.Opaque != nil && e.Opaque.Driver == claim.Driver
+		if ours && !slices.ContainsFunc(here, applies) && slices.ContainsFunc(all, known) {
+			c.fail("%s: it applies to no request with VFs", m.at(fmt.Sprintf("%s.config[%d].opaque.parameters", path, i)))
+		}
+	}
+	out := *d.DeepCopy()
+	kept := func(request, sub int) bool {
+		return slices.ContainsFunc(here, func(o option) bool { return o.request == request && o.sub == sub })
+	}
+	out.Requests = nil
+	for i, r := range d.DeepCopy().Requests {
+		k := -1
+		r.FirstAvailable = slices.DeleteFunc(r.FirstAvailable, func(resourceapi.DeviceSubRequest) bool { k++; return !kept(i, k) })
+		if kept(i, -1) || len(r.FirstAvailable) > 0 {
+			out.Requests = append(out.Requests, r)
+		}
+	}
+	return out
+}
+
+// wanted returns the values that selectors compare with attributes, except the resource, and the number of devices that the requests want.
+func (c *checker) wanted(here []option) (out map[attribute][]any, count int64) {
+	out = map[attribute][]any{}
+	for _, o := range here {
+		count += max(o.Count, 1)
+		for _, s := range o.selectors {
+			for _, r := range s.reads {
+				if _, ok := c.own[r.attribute]; ok && r.name != "resource" && r.isEquality() {
+					out[r.attribute] = append(out[r.attribute], r.values...)
+				}
+			}
+		}
+	}
+	return out, count
+}
