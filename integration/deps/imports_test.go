@@ -26,7 +26,7 @@ func packageLayers() [][]string {
 		{"pkg/plugin"},
 		{"pkg/vfconfig"},
 		{"pkg/child"},
-		{"pkg/store", "pkg/nft", "pkg/allocation"},
+		{"pkg/store", "pkg/nft", "pkg/poddevices"},
 		{"pkg/kernel", "pkg/iptables", "pkg/podresources", "pkg/nodefile"},
 		{"pkg/attachment", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci"},

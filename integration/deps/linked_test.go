@@ -43,10 +43,10 @@ func binaryFolder(t *testing.T) string {
 	return dir
 }
 
-// TestLean checks that the packages allocation and podresources import no forbidden package, because CNI binaries contain these packages.
+// TestLean checks that the packages poddevices and podresources import no forbidden package, because CNI binaries contain these packages.
 // The only permitted package of golang.org/x/net is hpack, which imports no other package.
 func TestLean(t *testing.T) {
-	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
+	out, err := goTool("list", "-deps", "./pkg/poddevices", "./pkg/podresources").CombinedOutput()
 	if err != nil {
 		t.Skipf("SKIPPED: the packages cannot be listed on this machine: %v\n%s", err, out)
 	}
@@ -57,7 +57,7 @@ func TestLean(t *testing.T) {
 	for _, p := range packages {
 		for _, bad := range append(forbiddenPackages(), "os/exec", "golang.org/x/net") {
 			if isBelow(p, bad) && p != "golang.org/x/net/http2/hpack" {
-				t.Errorf("pkg/allocation or pkg/podresources links %s: remove its import: go list -deps shows the way", p)
+				t.Errorf("pkg/poddevices or pkg/podresources links %s: remove its import: go list -deps shows the way", p)
 			}
 		}
 	}

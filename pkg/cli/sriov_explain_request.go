@@ -14,10 +14,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
@@ -230,7 +230,7 @@ func foreignDevices(ctx context.Context, k podresources.Kubelet, machine kubelet
 		return nil, fmt.Errorf("the kubelet did not say which devices of %s are free: %w", plain(resource), err)
 	}
 	return newDevices(machine, len(devices), func(i int) (near []int, used, healthy bool) {
-		return devices[i].NUMA, slices.ContainsFunc(held, func(h allocation.Device) bool { return h.ID == devices[i].ID }), true
+		return devices[i].NUMA, slices.ContainsFunc(held, func(h poddevices.Device) bool { return h.ID == devices[i].ID }), true
 	}), nil
 }
 

@@ -15,10 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -48,7 +48,7 @@ func newSRIOVReset() *cobra.Command {
 			return f.reset(cmd.Context(), args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", pci.Sysfs, "where sysfs is mounted")
-	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "where the device plugin answers")
+	cmd.Flags().StringVar(&f.socket, "socket", poddevices.Socket, "where the device plugin answers")
 	cmd.Flags().BoolVar(&f.function, "function", false, "also reset the PCI function")
 	cmd.Flags().BoolVar(&f.yes, "yes", false, "do it")
 	return cmd

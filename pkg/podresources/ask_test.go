@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // richPod returns a pod that uses every feature that the PodResources API can describe.
@@ -43,12 +43,12 @@ func richPod() *api.PodResources {
 }
 
 // richDevices returns the devices of richPod.
-func richDevices() []allocation.Device {
-	d := func(resource, id string, numa ...int) allocation.Device {
-		return allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id,
+func richDevices() []poddevices.Device {
+	d := func(resource, id string, numa ...int) poddevices.Device {
+		return poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id,
 			NUMA: numa, CPUs: []int64{1 << 40}}
 	}
-	return []allocation.Device{d("fast", "0000:3b:10.2", 0), d("fast", "0000:3b:10.1", 0), d("fast", "0000:af:10.1", 1), d("gpu", "x")}
+	return []poddevices.Device{d("fast", "0000:3b:10.2", 0), d("fast", "0000:3b:10.1", 0), d("fast", "0000:af:10.1", 1), d("gpu", "x")}
 }
 
 func TestAsk(t *testing.T) {

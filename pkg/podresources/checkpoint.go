@@ -15,7 +15,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // maxCheckpoint is the maximum size of a checkpoint in bytes. On a node with hundreds of pods, the checkpoint has a size of some hundred
@@ -33,7 +33,7 @@ type checkpointEntry struct {
 // CheckpointDevices returns the devices of all entries in a checkpoint. A device with two NUMA nodes occurs twice in this list. An entry
 // contains the UID of the pod, but not its name. The pod of an entry may already have ended. If CheckpointDevices cannot read or decode the
 // checkpoint, it returns an error.
-func CheckpointDevices(path string) (notes []allocation.Device, err error) {
+func CheckpointDevices(path string) (notes []poddevices.Device, err error) {
 	data, err := ReadRegular(path)
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 				numa = []int{n}
 			}
 			for _, id := range ids {
-				notes = append(notes, allocation.Device{UID: e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, ID: id, NUMA: numa})
+				notes = append(notes, poddevices.Device{UID: e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, ID: id, NUMA: numa})
 			}
 		}
 	}
@@ -55,7 +55,7 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 
 // readCheckpoint returns the devices that the checkpoint contains for the pod with the given UID. If the devices of the pod are unknown,
 // readCheckpoint returns an error.
-func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
+func readCheckpoint(path, uid string) (noted []poddevices.Device, err error) {
 	if uid == "" {
 		return nil, ErrNoUID
 	}
@@ -112,8 +112,8 @@ func parseEntries(data []byte) ([]checkpointEntry, error) {
 // of init containers. PodResources omits init containers that are not restartable. If PodResources reports any device of the pod,
 // isConfirmed ignores the checkpoint's entries for init containers. Ignoring the entries of init containers is safe, because the kubelet
 // assigns a device to only one pod.
-func isConfirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
-	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
+func isConfirmed(devices []poddevices.Device, containers []string, noted []poddevices.Device) bool {
+	inits := func(d poddevices.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {
 		return len(noted) == 0
 	}
@@ -121,7 +121,7 @@ func isConfirmed(devices []allocation.Device, containers []string, noted []alloc
 }
 
 // deviceSet returns devices without duplicates. A device with two NUMA nodes occurs twice in the checkpoint.
-func deviceSet(devices []allocation.Device) map[[3]string]bool {
+func deviceSet(devices []poddevices.Device) map[[3]string]bool {
 	s := map[[3]string]bool{}
 	for _, d := range devices {
 		s[[3]string{d.Container, d.Resource, d.ID}] = true
@@ -129,7 +129,7 @@ func deviceSet(devices []allocation.Device) map[[3]string]bool {
 	return s
 }
 
-func list(devices []allocation.Device) string {
+func list(devices []poddevices.Device) string {
 	var names []string
 	for key := range deviceSet(devices) {
 		names = append(names, strings.Join(key[:], " "))

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
@@ -144,7 +144,7 @@ func TestUnreadable(t *testing.T) {
 		if got, err := ask(t, one.Kubelet, after); err != nil || !cmp.Equal(got, webDevices("app", "a")) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
-		refused := func(k *fakeKubelet) ([]allocation.Device, error) {
+		refused := func(k *fakeKubelet) ([]poddevices.Device, error) {
 			if name == "missing" { // the kubelet may write it soon
 				return askTwice(t, k, after)
 			}

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // recordBytes calls the given function, which writes frames as a server does. The result of recordBytes contains the written bytes.
@@ -112,9 +112,9 @@ func FuzzAnswer(f *testing.F) {
 }
 
 // decodeWithAPI decodes a response with the Go code of the Kubernetes API. decodeWithAPI returns the devices in the same format as Ask.
-func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.Device) {
+func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]poddevices.Device) {
 	for _, p := range list.GetPodResources() {
-		var held []allocation.Device
+		var held []poddevices.Device
 		for i, c := range p.GetContainers() {
 			for _, d := range c.GetDevices() {
 				var nodes []int
@@ -122,7 +122,7 @@ func decodeWithAPI(list *api.ListPodResourcesResponse) (devices [][]allocation.D
 					nodes = append(nodes, int(n.GetID()))
 				}
 				for _, id := range d.GetDeviceIds() {
-					held = append(held, allocation.Device{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Index: i,
+					held = append(held, poddevices.Device{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Index: i,
 						Resource: d.GetResourceName(), ID: id, NUMA: nodes, CPUs: c.GetCpuIds()})
 				}
 			}
@@ -150,7 +150,7 @@ func FuzzMessage(f *testing.F) {
 		var list api.ListPodResourcesResponse
 		refused := proto.Unmarshal(data, &list)
 		pods, err := decodePods(data)
-		var got [][]allocation.Device
+		var got [][]poddevices.Device
 		for _, p := range pods {
 			devices, names, err2 := p.decodeContainers()
 			if err2 != nil && err == nil {
@@ -196,7 +196,7 @@ func FuzzCheckpoint(f *testing.F) {
 			t.Fatal(err)
 		}
 		notes, err := CheckpointDevices(path)
-		want := slices.DeleteFunc(slices.Clone(notes), func(n allocation.Device) bool { return n.UID != uid })
+		want := slices.DeleteFunc(slices.Clone(notes), func(n poddevices.Device) bool { return n.UID != uid })
 		got, err2 := readCheckpoint(path, uid)
 		if !cmp.Equal(deviceSet(want), deviceSet(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {
 			t.Fatalf("%v, %v; Notes has %v, %v", got, err2, want, err)

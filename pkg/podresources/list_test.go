@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // TestList checks that List returns the devices in the order of the pods and their containers. The order of the devices is the same after a
@@ -30,7 +30,7 @@ func TestList(t *testing.T) {
 		}
 		return []*api.PodResources{richPod(), other, {Namespace: "shop", Name: "plain"}}, nil
 	}})
-	want := append([]allocation.Device{{Namespace: "bank", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "z"}},
+	want := append([]poddevices.Device{{Namespace: "bank", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "z"}},
 		richDevices()...)
 	got, err := List(t.Context(), k.Kubelet)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || len(k.questions()) != 3 {
@@ -48,7 +48,7 @@ func TestAllocatable(t *testing.T) {
 		&api.ContainerDevices{ResourceName: "example.com/none"})})
 	want := richDevices()
 	for i, d := range want {
-		want[i] = allocation.Device{Resource: d.Resource, ID: d.ID, NUMA: d.NUMA}
+		want[i] = poddevices.Device{Resource: d.Resource, ID: d.ID, NUMA: d.NUMA}
 	}
 	got, err := Allocatable(t.Context(), k.Kubelet)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {

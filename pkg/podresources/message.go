@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // The messages are defined in k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. The encoding of protobuf messages is described in
@@ -107,7 +107,7 @@ func (p *podMessage) setField(f messageField) error {
 }
 
 // decodeContainers returns the devices of a pod, and the names of all containers of the pod.
-func (p podMessage) decodeContainers() (devices []allocation.Device, names []string, err error) {
+func (p podMessage) decodeContainers() (devices []poddevices.Device, names []string, err error) {
 	for i, message := range p.containers {
 		var c containerMessage
 		if err := eachField(message, c.setField); err != nil {
@@ -125,7 +125,7 @@ func (p podMessage) decodeContainers() (devices []allocation.Device, names []str
 // containerMessage is a ContainerResources message.
 type containerMessage struct {
 	name    string
-	devices []allocation.Device // with resource, ID and NUMA nodes
+	devices []poddevices.Device // with resource, ID and NUMA nodes
 	cpus    []int64
 }
 
@@ -164,7 +164,7 @@ func appendCPUs(cpus []int64, f messageField) ([]int64, error) {
 
 // decodeDevices decodes a ContainerDevices message. A ContainerDevices message contains the devices of one resource that have the same NUMA
 // nodes.
-func decodeDevices(message []byte) (devices []allocation.Device, err error) {
+func decodeDevices(message []byte) (devices []poddevices.Device, err error) {
 	var resource string
 	var ids []string
 	var nodes []int
@@ -181,7 +181,7 @@ func decodeDevices(message []byte) (devices []allocation.Device, err error) {
 		return err
 	})
 	for _, id := range ids {
-		devices = append(devices, allocation.Device{Resource: resource, ID: id, NUMA: nodes})
+		devices = append(devices, poddevices.Device{Resource: resource, ID: id, NUMA: nodes})
 	}
 	return devices, err
 }
@@ -207,11 +207,11 @@ func appendNodes(nodes []int, message []byte) ([]int, error) {
 }
 
 // decodeAllocatable decodes an AllocatableResourcesResponse message.
-func decodeAllocatable(answer []byte) (all []allocation.Device, cpus []int64, err error) {
+func decodeAllocatable(answer []byte) (all []poddevices.Device, cpus []int64, err error) {
 	err = eachField(answer, func(f messageField) (err error) {
 		switch {
 		case f.id == 1 && f.kind == lengthDelimited:
-			var devices []allocation.Device
+			var devices []poddevices.Device
 			devices, err = decodeDevices(f.bytes)
 			all = append(all, devices...)
 		case f.id == 2:

@@ -23,7 +23,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const (
@@ -78,9 +78,9 @@ func At(dir string) Kubelet {
 // restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If the UID is
 // empty or the checkpoint is missing, Ask identifies the pod only by its name. Without a UID or a checkpoint, Ask returns an error if the
 // pod has no devices.
-func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocation.Device, error) {
+func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]poddevices.Device, error) {
 	method := "Get"
-	var devices []allocation.Device
+	var devices []poddevices.Device
 	err := retry(ctx, isTemporary, func() (err error) {
 		if devices, err = k.askOnce(ctx, method, namespace, name, uid); method == "Get" && isUnsupported(err) {
 			method = "List"
@@ -97,7 +97,7 @@ func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) ([]allocat
 	return devices, nil
 }
 
-func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid string) ([]allocation.Device, error) {
+func (k Kubelet) askOnce(ctx context.Context, method, namespace, name, uid string) ([]poddevices.Device, error) {
 	var request []byte // ListPodResourcesRequest has no fields
 	if method == "Get" {
 		request = appendString(appendString(nil, 1, name), 2, namespace)
@@ -129,7 +129,7 @@ func isMissing(path string) bool {
 
 // choosePod selects the pod with the given UID from several pods with the same name. choosePod returns the devices of the pod that it
 // selected.
-func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, error) {
+func (k Kubelet) choosePod(pods []podMessage, uid string) ([]poddevices.Device, error) {
 	noted, err := readCheckpoint(k.Checkpoint, uid)
 	if k.Claims && errors.Is(err, ErrNoCheckpoint) {
 		err = nil // no device plugin has registered
@@ -157,15 +157,15 @@ func (k Kubelet) choosePod(pods []podMessage, uid string) ([]allocation.Device, 
 		errOtherPod)
 }
 
-func (k Kubelet) filterResources(devices []allocation.Device) []allocation.Device {
+func (k Kubelet) filterResources(devices []poddevices.Device) []poddevices.Device {
 	if k.Resources == nil {
 		return devices
 	}
-	return slices.DeleteFunc(devices, func(d allocation.Device) bool { return !slices.Contains(k.Resources, d.Resource) })
+	return slices.DeleteFunc(devices, func(d poddevices.Device) bool { return !slices.Contains(k.Resources, d.Resource) })
 }
 
 // List returns the devices of all pods, in the order of the pods and their containers.
-func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) {
+func List(ctx context.Context, k Kubelet) (held []poddevices.Device, err error) {
 	answer, err := k.callWithRetry(ctx, "List")
 	if err != nil {
 		return nil, err
@@ -181,7 +181,7 @@ func List(ctx context.Context, k Kubelet) (held []allocation.Device, err error) 
 		}
 		held = append(held, k.filterResources(devices)...)
 	}
-	slices.SortStableFunc(held, func(a, b allocation.Device) int {
+	slices.SortStableFunc(held, func(a, b poddevices.Device) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Index, b.Index))
 	})
 	return held, nil
@@ -212,7 +212,7 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 
 // Allocatable returns all healthy devices, which the kubelet can assign to pods. The list from Allocatable also contains devices that are
 // already assigned to running pods.
-func Allocatable(ctx context.Context, k Kubelet) ([]allocation.Device, error) {
+func Allocatable(ctx context.Context, k Kubelet) ([]poddevices.Device, error) {
 	answer, err := k.callWithRetry(ctx, "GetAllocatableResources")
 	if err != nil {
 		return nil, err

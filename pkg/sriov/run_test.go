@@ -22,13 +22,13 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -51,10 +51,10 @@ type testLab struct {
 	kerneltest.Lab
 	sriov   *sriov
 	host    *kernel.Node
-	devices *[]allocation.Device
+	devices *[]poddevices.Device
 	unsure  *bool              // the device plugin is not sure about the pod's UID
 	claims  *bool              // the device plugin supports claims
-	refusal *allocation.Answer // error of the device plugin
+	refusal *poddevices.Answer // error of the device plugin
 	served  *atomic.Pointer[knowledge]
 	golden  string
 	card    func() string // describes the card if it is a real one
@@ -62,9 +62,9 @@ type testLab struct {
 
 // knowledge is what the device plugin answers with. Its socket is served beside the test, so it gets a copy before each call.
 type knowledge struct {
-	devices        []allocation.Device
+	devices        []poddevices.Device
 	unsure, claims bool
-	refusal        allocation.Answer
+	refusal        poddevices.Answer
 }
 
 func (l testLab) publish() {
@@ -100,8 +100,8 @@ func newLab(t *testing.T, keys ...any) testLab {
 // unsetLab returns a test lab without VFs, without a pod and without configuration.
 func unsetLab(t *testing.T, host *kernel.Node) testLab {
 	t.Helper()
-	l := testLab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool),
-		refusal: &allocation.Answer{}, served: &atomic.Pointer[knowledge]{}}
+	l := testLab{sriov: &sriov{}, host: host, devices: &[]poddevices.Device{}, unsure: new(bool), claims: new(bool),
+		refusal: &poddevices.Answer{}, served: &atomic.Pointer[knowledge]{}}
 	l.Lab = kerneltest.Lab{T: t, Env: map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"},
 		Plugin: func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 			l.publish()
@@ -139,9 +139,9 @@ func (l *testLab) serveSocket() {
 	served := l.served
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
+		poddevices.Serve(ctx, listener, func(_ context.Context, q poddevices.Question) poddevices.Answer {
 			know := served.Load()
-			a := allocation.Answer{Devices: know.devices, Resources: q.Resources, UID: q.UID, Claims: know.claims && q.Claims}
+			a := poddevices.Answer{Devices: know.devices, Resources: q.Resources, UID: q.UID, Claims: know.claims && q.Claims}
 			if a.Claims {
 				a.Devices, a.Others = claim.Split(know.devices, q.Resources)
 			}
@@ -161,7 +161,7 @@ func (l *testLab) serveSocket() {
 func (l testLab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
-		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: a})
+		*l.devices = append(*l.devices, poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: a})
 	}
 }
 

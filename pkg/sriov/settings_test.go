@@ -13,20 +13,20 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/integration/kerneltest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // claimDevice returns a device of the first claim, with the given settings. The settings whose keys are in the argument `claimed` come from
 // the claim, and all other settings come from the class.
-func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
+func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) poddevices.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
 	return d
 }
 
-func claimed1(result int, address string) allocation.Device {
+func claimed1(result int, address string) poddevices.Device {
 	return claimedDevice("c-0", "a", result, address)
 }
 
@@ -62,7 +62,7 @@ func TestClaimSettings(t *testing.T) {
 }
 
 // serveClaims makes the device plugin return the given devices of claims. serveClaims also writes the records of these claims.
-func (l testLab) serveClaims(devices ...allocation.Device) {
+func (l testLab) serveClaims(devices ...poddevices.Device) {
 	l.Helper()
 	*l.devices, *l.claims = devices, true
 	l.prepareClaims(l.TempDir(), "u-0", devices...)
@@ -70,7 +70,7 @@ func (l testLab) serveClaims(devices ...allocation.Device) {
 
 // allocate0 allocates an additional VF, which belongs to no claim, to the pod.
 func (l testLab) allocate0(address string) {
-	*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
+	*l.devices = append(*l.devices, poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
 }
 
 // TestClaimSettingsRefused: ADD fails before any change if the claim record contains settings that cannot be applied.

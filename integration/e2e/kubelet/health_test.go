@@ -14,12 +14,12 @@ import (
 
 	"github.com/podlace/podlace/integration/harness/node"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
 // allocatableDevices returns the healthy devices of a resource, including the allocated devices.
-func allocatableDevices(t *testing.T, of string) ([]allocation.Device, error) {
+func allocatableDevices(t *testing.T, of string) ([]poddevices.Device, error) {
 	t.Helper()
 	return podresources.Allocatable(t.Context(), kubeletFor(of))
 }

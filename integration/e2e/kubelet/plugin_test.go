@@ -18,7 +18,7 @@ import (
 
 	"github.com/podlace/podlace/integration/harness/node"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
@@ -145,7 +145,7 @@ func kubeletFor(of string) podresources.Kubelet {
 }
 
 // heldDevices returns the allocated devices of a resource and their pods, as the kubelet reports them.
-func heldDevices(t *testing.T, of string) []allocation.Device {
+func heldDevices(t *testing.T, of string) []poddevices.Device {
 	t.Helper()
 	held, err := podresources.List(t.Context(), kubeletFor(of))
 	if err != nil {

@@ -8,29 +8,29 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/podresources"
 )
 
 // answerQuestion returns the answer to a question from the sriov plugin or from the command line.
-func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allocation.Answer {
-	a := allocation.Answer{Devices: []allocation.Device{}}
+func (d *daemon) answerQuestion(ctx context.Context, q poddevices.Question) poddevices.Answer {
+	a := poddevices.Answer{Devices: []poddevices.Device{}}
 	if q.Pod != "" {
 		devices, err := d.askPod(ctx, q)
 		if err != nil {
-			return allocation.Refusal(err)
+			return poddevices.Refusal(err)
 		}
 		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
 		claimed, err := d.gate.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 		if err != nil {
-			return allocation.Refusal(err)
+			return poddevices.Refusal(err)
 		}
 		claimed, others := claim.Split(claimed, q.Resources)
 		if !q.Claims { // an older plugin would start the pod without them
-			if i := slices.IndexFunc(claimed, func(c allocation.Device) bool { return !c.Claim.Admin }); i >= 0 {
-				return allocation.Answer{Error: fmt.Sprintf("pod %s/%s has %s by claim %s: the sriov plugin on this node does not support claims: update it",
+			if i := slices.IndexFunc(claimed, func(c poddevices.Device) bool { return !c.Claim.Admin }); i >= 0 {
+				return poddevices.Answer{Error: fmt.Sprintf("pod %s/%s has %s by claim %s: the sriov plugin on this node does not support claims: update it",
 					q.Namespace, q.Pod, claimed[i].ID, claimed[i].Claim.Name)}
 			}
 			return a
@@ -40,7 +40,7 @@ func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allo
 	}
 	held, err := podresources.List(ctx, d.kubelet())
 	if err != nil {
-		return allocation.Answer{Error: err.Error()}
+		return poddevices.Answer{Error: err.Error()}
 	}
 	ours := d.resourceNames()
 	for _, h := range held {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const resourceOne = "example.com/one"
@@ -35,12 +35,12 @@ func (l *testLab) writeCheckpoint(entries ...[3]string) {
 
 // awaitAnswer asks the daemon about a pod until the answer contains no error, or until the error contains the given text. The daemon
 // returns an error only at the end of its time limit. awaitAnswer doubles this limit after each attempt, because the machine may be slow.
-func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.Answer) {
+func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a poddevices.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
 	for until := time.Now().Add(maxWait); time.Now().Before(until); limit *= 2 {
 		ctx, cancel := context.WithTimeout(l.Context(), limit)
-		a = d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
+		a = d.answerQuestion(ctx, poddevices.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
 		cancel()
 		if a.Error == "" || says != "" && strings.Contains(a.Error, says) {
 			break
@@ -100,7 +100,7 @@ func TestHandedOut(t *testing.T) {
 	expect("the entry is lost", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("it was allocated again", "plain", "u-plain", mine)
-	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
+	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []poddevices.Device{{Resource: resourceOne, ID: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
 	l.kubelet.assignDevices("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")
@@ -161,7 +161,7 @@ func TestFailedAdmission(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range pods {
 		all.Go(func() {
-			a := d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
+			a := d.answerQuestion(ctx, poddevices.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
 				Resources: []string{resourceOne}})
 			if !strings.Contains(a.Error, "may have "+vf00) || !a.Uncertain && !strings.Contains(a.Error, "ask the kubelet") {
 				t.Errorf("%+v", a)
@@ -250,7 +250,7 @@ func TestAskBesideRefresh(t *testing.T) {
 				d.gate.allocations.possibleDevices("u-web", d.resourceNames())
 				time.Sleep(time.Millisecond) // give refresh a chance to run
 			}
-			if a := d.answerQuestion(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" ||
+			if a := d.answerQuestion(t.Context(), poddevices.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" ||
 				len(a.Devices) != 1 {
 				t.Errorf("%+v", a)
 			}

@@ -12,12 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/devicefiles"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -35,7 +35,7 @@ type claimPlan struct {
 // plannedDevice is a device in a plan.
 type plannedDevice struct {
 	pool.Device
-	allocation.Claim
+	poddevices.Claim
 	resource  string
 	driver    string // driver to bind; "" keeps the current driver
 	restoreTo string // driver of the resource, which is bound again after the claim; "" restores the current driver
@@ -106,13 +106,13 @@ func (p claimPlan) checkCovers(before *claim.Record) error {
 }
 
 // recordedDevice searches a record for the device that was allocated for a request.
-func recordedDevice(r *claim.Record, name, request string) (allocation.Device, bool) {
+func recordedDevice(r *claim.Record, name, request string) (poddevices.Device, bool) {
 	if r == nil {
-		return allocation.Device{}, false
+		return poddevices.Device{}, false
 	}
-	i := slices.IndexFunc(r.Devices, func(d allocation.Device) bool { return d.Claim.Device == name && d.Claim.Request == request })
+	i := slices.IndexFunc(r.Devices, func(d poddevices.Device) bool { return d.Claim.Device == name && d.Claim.Request == request })
 	if i < 0 {
-		return allocation.Device{}, false
+		return poddevices.Device{}, false
 	}
 	return r.Devices[i], true
 }
@@ -120,13 +120,13 @@ func recordedDevice(r *claim.Record, name, request string) (allocation.Device, b
 // deviceEntry contains two descriptions of one device: one for the plan and one for the record.
 type deviceEntry struct {
 	planned  plannedDevice
-	recorded allocation.Device
+	recorded poddevices.Device
 }
 
 // planDevice makes the plan for the device of one allocation result. The allocation result must belong to this driver and this node.
 func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result int, before *claim.Record) (deviceEntry, error) {
 	r := c.Status.Allocation.Devices.Results[result]
-	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
+	p := plannedDevice{Claim: poddevices.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
 		PodClaim: c.Annotations[podClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
 		Admin: r.AdminAccess != nil && *r.AdminAccess}}
 	if r.ShareID != nil {
@@ -138,7 +138,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 		// that it got from the resource.
 		a, err := pci.ParseAddress(was.ID)
 		p.Device, p.resource = pool.Device{Device: pci.Device{Address: a}}, was.Resource
-		return deviceEntry{p, allocation.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
+		return deviceEntry{p, poddevices.Device{Resource: was.Resource, ID: was.ID, Claim: &p.Claim, Config: was.Config}}, err
 	}
 	if err != nil {
 		return deviceEntry{}, err
@@ -161,7 +161,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, result in
 		}
 		err = d.checkUsable(p)
 	}
-	return deviceEntry{p, allocation.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
+	return deviceEntry{p, poddevices.Device{Resource: in.Name, ID: device.Address.String(), Claim: &p.Claim, Config: config}}, err
 }
 
 // checkUsable returns an error if a pod cannot use the planned device.

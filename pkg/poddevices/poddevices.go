@@ -1,22 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package allocation defines a protocol: other programs ask the SR-IOV device plugin which devices a pod has. A connection carries one
-// question and one answer over a unix socket that only root can use. The question and the answer are one line of JSON each. The sriov
-// plugin, which runs at each start of a pod, contains this package. The package is small, so that the process of the sriov plugin starts
-// quickly.
-package allocation
+// Package poddevices answers which devices a pod has. It asks the SR-IOV device plugin over a unix socket that only root can use. A
+// connection carries one question and one answer, a line of JSON each. The sriov plugin links this package and runs at each start of a pod,
+// so the package is kept small.
+package poddevices
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"log/slog"
-	"net"
-	"os"
-	"syscall"
 	"time"
 
 	"github.com/podlace/podlace/pkg/vfconfig"
@@ -27,15 +17,6 @@ const Socket = "/run/podlace-sriov/sriov.sock"
 
 // AnswerTimeout is the device plugin's time limit for an answer about one pod.
 const AnswerTimeout = 4 * time.Second
-
-const (
-	// maxLine is the largest question or answer in bytes.
-	maxLine = 8 << 20
-	// connTimeout limits the total time of a connection, from the question to the end of the answer.
-	connTimeout = 10 * time.Second
-	// maxConcurrent is the number of questions that Serve answers concurrently. Further connections wait in a queue.
-	maxConcurrent = 64
-)
 
 // Question asks for the devices of one pod. If the field Pod is empty, the question asks for the devices of all pods.
 type Question struct {
@@ -131,25 +112,6 @@ var ErrUncertain = errors.New("the device was allocated, but the kubelet lists n
 // ErrUnprepared means that a claim of the pod is not prepared or has no record.
 var ErrUnprepared = errors.New("the claim is not prepared")
 
-// Ask sends a question to the socket and waits for the answer until a deadline. If the field Error of the answer is set, Ask returns a Go
-// error with the same text. If the field Uncertain is also true, the Go error matches ErrUncertain (errors.Is). If the field Unprepared is
-// also true, the Go error matches ErrUnprepared. If no daemon listens, the Go error matches fs.ErrNotExist or syscall.ECONNREFUSED. After
-// the deadline, the Go error matches os.ErrDeadlineExceeded.
-func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
-	conn, err := dial(socket, until)
-	if err != nil {
-		return a, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
-	}
-	defer conn.Close()
-	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
-		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
-	}
-	if a.Error != "" {
-		return Answer{}, answerError{a}
-	}
-	return a, nil
-}
-
 // The type answerError is the Go error for an answer whose field Error is set.
 type answerError struct{ answer Answer }
 
@@ -162,75 +124,4 @@ func (r answerError) Is(target error) bool {
 // Refusal returns the answer with which the device plugin reports an error.
 func Refusal(err error) Answer {
 	return Answer{Error: err.Error(), Uncertain: errors.Is(err, ErrUncertain), Unprepared: errors.Is(err, ErrUnprepared)}
-}
-
-// Serve answers questions until ctx is done.
-func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context, Question) Answer, log *slog.Logger) {
-	stop := context.AfterFunc(ctx, func() { l.Close() })
-	defer stop()
-	free := make(chan struct{}, maxConcurrent)
-	for {
-		conn, err := l.AcceptUnix()
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil { // for example: too many open files
-			log.Warn("could not accept a connection; retrying", "error", err)
-			time.Sleep(100 * time.Millisecond)
-			continue
-		}
-		free <- struct{}{}
-		go func() {
-			defer func() { <-free }()
-			defer conn.Close()
-			if err := serve(ctx, conn, answer); err != nil && !errors.Is(err, io.EOF) { // a client that only probes the socket sends no question
-				log.Warn("could not answer a question", "error", err)
-			}
-		}()
-	}
-}
-
-func serve(ctx context.Context, conn *net.UnixConn, answer func(context.Context, Question) Answer) error {
-	if err := conn.SetDeadline(time.Now().Add(connTimeout)); err != nil {
-		return err
-	}
-	uid, err := peer(conn)
-	if err != nil {
-		return err
-	}
-	var q Question
-	err = read(conn, &q) // read before any answer: closing a socket with unread data would discard the answer
-	if uid != 0 && int(uid) != os.Geteuid() {
-		return errors.Join(fmt.Errorf("user %d is not root", uid), write(conn, Answer{Error: "only root may ask"}))
-	}
-	if err != nil {
-		return errors.Join(err, write(conn, Answer{Error: "want a question: " + err.Error()}))
-	}
-	return write(conn, answer(ctx, q))
-}
-
-// peer() returns the user ID of the client (SO_PEERCRED of unix(7)).
-func peer(conn *net.UnixConn) (uid uint32, err error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *syscall.Ucred
-	control := raw.Control(func(fd uintptr) {
-		cred, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	})
-	if err := errors.Join(control, err); err != nil {
-		return 0, fmt.Errorf("read the client's user ID: %w", err)
-	}
-	return cred.Uid, nil
-}
-
-func write(conn io.Writer, v any) error { return json.NewEncoder(conn).Encode(v) } // Encode appends the newline
-
-func read(conn io.Reader, v any) error {
-	line, err := bufio.NewReader(io.LimitReader(conn, maxLine)).ReadBytes('\n')
-	if err != nil {
-		return fmt.Errorf("read a line of at most %d bytes: %w", maxLine, err)
-	}
-	return json.Unmarshal(line, v)
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package allocation
+package poddevices
 
 import (
+	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +12,25 @@ import (
 	"syscall"
 	"time"
 )
+
+// Ask sends a question to the socket and waits for the answer until a deadline. If the field Error of the answer is set, Ask returns a Go
+// error with the same text. If the field Uncertain is also true, the Go error matches ErrUncertain (errors.Is). If the field Unprepared is
+// also true, the Go error matches ErrUnprepared. If no daemon listens, the Go error matches fs.ErrNotExist or syscall.ECONNREFUSED. After
+// the deadline, the Go error matches os.ErrDeadlineExceeded.
+func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
+	conn, err := dial(socket, until)
+	if err != nil {
+		return a, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
+	}
+	defer conn.Close()
+	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
+		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
+	}
+	if a.Error != "" {
+		return Answer{}, answerError{a}
+	}
+	return a, nil
+}
 
 // The type conn is a blocking connection with a deadline. It does not use package net, because each start of a pod waits for an answer of
 // the device plugin. Package net would prolong this wait: starting its poller, timers and threads takes longer than the answer.
@@ -82,4 +103,14 @@ func (c *conn) Write(b []byte) (written int, err error) {
 		written += n
 	}
 	return written, nil
+}
+
+func write(conn io.Writer, v any) error { return json.NewEncoder(conn).Encode(v) } // Encode appends the newline
+
+func read(conn io.Reader, v any) error {
+	line, err := bufio.NewReader(io.LimitReader(conn, maxLine)).ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("read a line of at most %d bytes: %w", maxLine, err)
+	}
+	return json.Unmarshal(line, v)
 }
