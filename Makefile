@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-CNI_PLUGINS := bridge host-local loopback portmap bandwidth sriov podlace-pod
+CNI_PLUGINS := bridge host-local loopback portmap bandwidth sriov podlace-pod podlace-podresources
 TOOLS       := podlace sriov-device-plugin podlace-node
 BIN         := bin
 CACHE       ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/podlace

@@ -158,7 +158,7 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	if n.env.DefaultRoute, err = host.Uplinks(); err != nil {
 		return nil, err
 	}
-	answer, err := askPlugin(ctx, f.socket)
+	answer, err := askPlugin(ctx, f.socket, poddevices.Question{Published: true})
 	for _, h := range answer.Devices {
 		n.held[h.ID] = h
 	}
@@ -172,14 +172,13 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	return n, nil
 }
 
-// askPlugin asks the device plugin for the devices of all pods.
-func askPlugin(ctx context.Context, socket string) (poddevices.Answer, error) {
+func askPlugin(ctx context.Context, socket string, q poddevices.Question) (poddevices.Answer, error) {
 	var answer poddevices.Answer
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		answer, err = poddevices.Ask(socket, time.Now().Add(askTimeout), poddevices.Question{Published: true})
+		answer, err = poddevices.Ask(socket, time.Now().Add(askTimeout), q)
 	}()
 	select {
 	case <-done:

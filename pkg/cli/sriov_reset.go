@@ -100,7 +100,7 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 // checkFree returns an error if the kubelet has allocated the VF to a pod. checkFree also returns an error if the device plugin gives no
 // answer and the VF has a user space driver. In this case, only the kubelet knows whether a pod uses the VF.
 func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
-	answer, err := askPlugin(ctx, f.socket)
+	answer, err := askPlugin(ctx, f.socket, poddevices.Question{})
 	for _, d := range answer.Devices {
 		if d.ID == a.String() {
 			return fmt.Errorf("VF %s is in use: %s is allocated to pod %s", a, plainText(d.Resource), plainText(d.Namespace+"/"+d.Pod))

@@ -21,7 +21,7 @@ import (
 
 // labFlags returns the flags with which a command reads a fake machine. The machine has two NUMA nodes, each with a PF and two VFs, and
 // pods that use two of the VFs.
-func labFlags(t *testing.T) (flags []string) {
+func labFlags(t *testing.T, assignable ...poddevices.Node) (flags []string) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	dir, err := os.MkdirTemp("", "ls")
 	if err != nil {
@@ -47,7 +47,13 @@ func labFlags(t *testing.T) (flags []string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		poddevices.Serve(ctx, l, func(context.Context, poddevices.Question) poddevices.Answer {
+		poddevices.Serve(ctx, l, func(_ context.Context, q poddevices.Question) poddevices.Answer {
+			if q.Node && len(assignable) == 0 {
+				return poddevices.Answer{Error: "the kubelet is away"}
+			}
+			if q.Node {
+				return poddevices.Answer{Node: assignable[0]}
+			}
 			return poddevices.Answer{Devices: held, Faults: faults}
 		}, slog.New(slog.DiscardHandler))
 	}()

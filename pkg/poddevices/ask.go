@@ -13,10 +13,8 @@ import (
 	"time"
 )
 
-// Ask sends a question to the socket and waits for the answer until a deadline. If the field Error of the answer is set, Ask returns a Go
-// error with the same text. If the field Uncertain is also true, the Go error matches ErrUncertain (errors.Is). If the field Unprepared is
-// also true, the Go error matches ErrUnprepared. If no daemon listens, the Go error matches fs.ErrNotExist or syscall.ECONNREFUSED. After
-// the deadline, the Go error matches os.ErrDeadlineExceeded.
+// Ask sends a question to the socket and waits for the answer until a deadline. The error of an answer matches its cause. If no daemon
+// listens, the error matches fs.ErrNotExist or syscall.ECONNREFUSED, and os.ErrDeadlineExceeded after the deadline.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -26,8 +24,8 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
 		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
 	}
-	if a.Error != "" {
-		return Answer{}, answerError{a}
+	if err := a.err(); err != nil {
+		return Answer{}, fmt.Errorf("the SR-IOV device plugin answers: %w", err)
 	}
 	return a, nil
 }

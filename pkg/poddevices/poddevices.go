@@ -26,11 +26,11 @@ type Question struct {
 	// If the list Resources is not empty, the answer about one pod contains only devices of these resources. The list may include resources
 	// of other device plugins. An empty list means all resources of this device plugin.
 	Resources []string `json:"resources,omitempty"`
-	// If Claims is true, the answer also contains the devices that ResourceClaims assigned.
-	Claims bool `json:"claims,omitempty"`
 	// If Published is true, the answer also contains the content of the node's ResourceSlices. Only a question about all pods may set this
 	// field.
 	Published bool `json:"published,omitempty"`
+	// If Node is true, the answer contains only what the kubelet can assign to pods.
+	Node bool `json:"node,omitempty"`
 }
 
 // Device is a device and the container that uses it. Some fields may be empty. PodResources does not return the pod's UID, and the
@@ -75,27 +75,30 @@ type Claim struct {
 // Answer is the device plugin's answer. If Error is set, the pod's devices are unknown, and the field Devices is not valid.
 type Answer struct {
 	Devices []Device `json:"devices"`
-	// UID is a copy of the question's UID. If the kubelet's checkpoint is readable, Devices contains the devices of the pod with this UID. If
-	// the checkpoint is unreadable, Devices contains the devices of the pod with the same name.
-	UID string `json:"uid,omitempty"`
-	// Resources is a copy of the question's list of resources. The copy confirms that Devices contains all of the pod's devices of these
-	// resources.
-	Resources []string `json:"resources,omitempty"`
-	// Claims is a copy of the field Claims in the question. If Claims is true, the list Devices includes the devices of ResourceClaims.
-	Claims bool `json:"claims,omitempty"`
-	// Others lists the pod's devices that ResourceClaims assigned and that belong to none of the resources in the question. Others is nil if
-	// an older daemon sent the answer.
-	Others []Device `json:"others,omitzero"`
+	// Others lists the pod's devices that ResourceClaims assigned and that belong to none of the resources in the question.
+	Others []Device `json:"others,omitempty"`
 	// Faults maps the ID of each unhealthy device to the reason why it is unhealthy. Only the answer to a question about all pods sets Faults.
 	Faults map[string]string `json:"faults,omitempty"`
 	// Published maps the ID of each published device to its content in the ResourceSlices.
 	Published map[string]Published `json:"published,omitempty"`
+	Node      Node                 `json:"node,omitzero"`
 	Error     string               `json:"error,omitempty"`
-	// Uncertain is true if the pod may have a device although the kubelet lists no container that uses this device. If Uncertain is true,
-	// Error contains an explanation.
-	Uncertain bool `json:"uncertain,omitempty"`
-	// Unprepared is true if a claim of the pod is not prepared. The field Error then names the claim.
-	Unprepared bool `json:"unprepared,omitempty"`
+	Cause     Cause                `json:"cause,omitempty"` // of the error, if it is one of the causes below
+}
+
+// Node lists what the kubelet can assign to pods, including what pods have.
+type Node struct {
+	Devices   []Assignable `json:"devices"` // of all device plugins
+	CPUs      []int64      `json:"cpus"`    // empty unless the CPU manager has the policy "static"
+	TakenCPUs []int64      `json:"takenCPUs"`
+}
+
+// Assignable is a healthy device that the kubelet can assign to a pod.
+type Assignable struct {
+	Resource string `json:"resource"`
+	ID       string `json:"id"`
+	NUMA     []int  `json:"numa"`
+	Taken    bool   `json:"taken"`
 }
 
 // Published contains the data of one device in a ResourceSlice.
@@ -106,22 +109,43 @@ type Published struct {
 	Taints     []string          `json:"taints,omitempty"`
 }
 
-// ErrUncertain means that the pod may have a device although the kubelet lists no container that uses this device.
-var ErrUncertain = errors.New("the device was allocated, but the kubelet lists no container that has it")
+// Cause is an error that callers recognise with errors.Is, also in an answer.
+type Cause string
 
-// ErrUnprepared means that a claim of the pod is not prepared or has no record.
-var ErrUnprepared = errors.New("the claim is not prepared")
+func (c Cause) Error() string { return string(c) }
 
-// The type answerError is the Go error for an answer whose field Error is set.
+const (
+	// ErrUncertain means that the pod may have a device although the kubelet lists no container that uses this device.
+	ErrUncertain Cause = "the device was allocated, but the kubelet lists no container that has it"
+	// ErrUnprepared means that a claim of the pod is not prepared or has no record.
+	ErrUnprepared Cause = "the claim is not prepared"
+	// ErrNoUID means that the kubelet lists no devices for the pod, and without a UID its checkpoint cannot confirm that.
+	ErrNoUID Cause = "the runtime does not pass the pod's UID"
+	// ErrNoCheckpoint means that the kubelet lists no devices for the pod, and its checkpoint is missing. It writes none before a device
+	// plugin has registered.
+	ErrNoCheckpoint Cause = "the checkpoint is missing"
+	// ErrNoProgram means that the program that asks the kubelet is not installed.
+	ErrNoProgram Cause = "the device plugin gives no answer, and " + Program + ", which asks the kubelet in its place, is not installed"
+)
+
+// The type answerError is the error of an answer.
 type answerError struct{ answer Answer }
 
-func (r answerError) Error() string { return "the SR-IOV device plugin answers: " + r.answer.Error }
+func (e answerError) Error() string { return e.answer.Error }
 
-func (r answerError) Is(target error) bool {
-	return r.answer.Uncertain && target == ErrUncertain || r.answer.Unprepared && target == ErrUnprepared
+func (e answerError) Is(target error) bool { return target == e.answer.Cause }
+
+// err returns the error of an answer. It matches the cause.
+func (a Answer) err() error {
+	if a.Error == "" {
+		return nil
+	}
+	return answerError{a}
 }
 
-// Refusal returns the answer with which the device plugin reports an error.
+// Refusal returns the answer that reports an error.
 func Refusal(err error) Answer {
-	return Answer{Error: err.Error(), Uncertain: errors.Is(err, ErrUncertain), Unprepared: errors.Is(err, ErrUnprepared)}
+	a := Answer{Error: err.Error()}
+	_ = errors.As(err, &a.Cause)
+	return a
 }

@@ -5,7 +5,6 @@ package sriov
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,7 +17,6 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/poddevices"
-	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -145,10 +143,12 @@ func (c requestConfig) checkAttached(others []poddevices.Device) error {
 // hintFor returns a hint for the admin. The argument `err` is the error that occurred when the plugin searched for the pod's VFs.
 func (c requestConfig) hintFor(err error) string {
 	switch {
-	case errors.Is(err, podresources.ErrNoUID):
+	case errors.Is(err, poddevices.ErrNoUID):
 		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
-	case errors.Is(err, podresources.ErrNoCheckpoint):
+	case errors.Is(err, poddevices.ErrNoCheckpoint):
 		return "no device plugin has registered with the kubelet: remove sriov from the conflist, or start sriov-device-plugin with a resource for this node"
+	case errors.Is(err, poddevices.ErrNoProgram):
+		return "install " + poddevices.Program + " beside sriov, and start sriov-device-plugin: systemctl status sriov-device-plugin"
 	case errors.Is(err, poddevices.ErrUnprepared):
 		return "check that sriov-device-plugin is running, because it prepares claims"
 	case errors.Is(err, poddevices.ErrUncertain):
@@ -164,14 +164,11 @@ func (c requestConfig) hintFor(err error) string {
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []poddevices.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
-	if err == nil && answer.Claims && answer.Others != nil {
+	if err == nil {
 		return answer.Devices, answer.Others, nil
 	}
-	devices = slices.DeleteFunc(answer.Devices, func(d poddevices.Device) bool { return d.Claim != nil })
-	if err != nil {
-		if devices, err = s.askKubelet(r, cfg, began.Add(askTimeout), err); err != nil {
-			return nil, nil, err
-		}
+	if devices, err = s.askKubelet(r, cfg, began.Add(askTimeout), err); err != nil {
+		return nil, nil, err
 	}
 	claimed, err := claim.NewCache(s.claims, cfg.Kubelet).Find(claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
 	if err != nil {
@@ -187,11 +184,9 @@ func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time,
 	if !away {
 		r.Log.Warn("no answer from the SR-IOV device plugin; asking the kubelet instead", "error", unanswered)
 	}
-	kubelet := podresources.At(cfg.Kubelet)
-	kubelet.Resources, kubelet.Claims = cfg.Resources, claim.InUse(s.claims)
-	ctx, cancel := context.WithDeadline(context.Background(), until)
-	defer cancel()
-	devices, err := podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	devices, err := poddevices.AskKubelet(r.Path, poddevices.KubeletQuestion{Folder: cfg.Kubelet, InUse: claim.InUse(s.claims),
+		Timeout:  time.Until(until),
+		Question: poddevices.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources}})
 	switch {
 	case away:
 		return devices, err
@@ -203,17 +198,12 @@ func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time,
 	return devices, nil
 }
 
-// askDaemon returns the pod's devices according to the device plugin. An older version of the device plugin does not report the devices of
-// claims.
+// askDaemon returns the pod's devices according to the device plugin.
 func (s sriov) askDaemon(r *plugin.Request, cfg requestConfig, until time.Time) (poddevices.Answer, error) {
 	answer, err := poddevices.Ask(s.socket, until,
-		poddevices.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources, Claims: true})
+		poddevices.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
 	if err != nil {
 		return poddevices.Answer{}, err
-	}
-	if !slices.Equal(answer.Resources, cfg.Resources) || answer.UID != r.Pod.UID {
-		return poddevices.Answer{}, fmt.Errorf("the SR-IOV device plugin answers for %q and UID %q instead of %q and UID %q: it is older than this plugin; update it",
-			answer.Resources, answer.UID, cfg.Resources, r.Pod.UID)
 	}
 	for _, d := range answer.Devices {
 		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !slices.Contains(cfg.Resources, d.Resource) {

@@ -22,7 +22,7 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -32,7 +32,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-func TestMain(m *testing.M) { kerneltest.Main(m) }
+// TestMain also runs the program that asks the kubelet, if the plugin starts this test binary by its name.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == poddevices.Program {
+		os.Exit(podresources.Main(nil, os.Stdin, os.Stdout))
+	}
+	kerneltest.Main(m)
+}
 
 type (
 	object  = kerneltest.Object
@@ -52,8 +58,6 @@ type testLab struct {
 	sriov   *sriov
 	host    *kernel.Node
 	devices *[]poddevices.Device
-	unsure  *bool              // the device plugin is not sure about the pod's UID
-	claims  *bool              // the device plugin supports claims
 	refusal *poddevices.Answer // error of the device plugin
 	served  *atomic.Pointer[knowledge]
 	golden  string
@@ -62,13 +66,12 @@ type testLab struct {
 
 // knowledge is what the device plugin answers with. Its socket is served beside the test, so it gets a copy before each call.
 type knowledge struct {
-	devices        []poddevices.Device
-	unsure, claims bool
-	refusal        poddevices.Answer
+	devices []poddevices.Device
+	refusal poddevices.Answer
 }
 
 func (l testLab) publish() {
-	l.served.Store(&knowledge{slices.Clone(*l.devices), *l.unsure, *l.claims, *l.refusal})
+	l.served.Store(&knowledge{slices.Clone(*l.devices), *l.refusal})
 }
 
 // newLab returns a test lab in which the plugin runs in a chain after another plugin. When the test ends, newLab's cleanup checks that all
@@ -100,9 +103,13 @@ func newLab(t *testing.T, keys ...any) testLab {
 // unsetLab returns a test lab without VFs, without a pod and without configuration.
 func unsetLab(t *testing.T, host *kernel.Node) testLab {
 	t.Helper()
-	l := testLab{sriov: &sriov{}, host: host, devices: &[]poddevices.Device{}, unsure: new(bool), claims: new(bool),
+	l := testLab{sriov: &sriov{}, host: host, devices: &[]poddevices.Device{},
 		refusal: &poddevices.Answer{}, served: &atomic.Pointer[knowledge]{}}
-	l.Lab = kerneltest.Lab{T: t, Env: map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"},
+	programs := t.TempDir()
+	test, err := os.Executable()
+	must(t, err, os.Symlink(test, filepath.Join(programs, poddevices.Program)))
+	env := map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "CNI_PATH": programs}
+	l.Lab = kerneltest.Lab{T: t, Env: env,
 		Plugin: func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 			l.publish()
 			return l.sriov.plugin().Run(getenv, stdin, stdout, stderr)
@@ -141,15 +148,16 @@ func (l *testLab) serveSocket() {
 		defer close(done)
 		poddevices.Serve(ctx, listener, func(_ context.Context, q poddevices.Question) poddevices.Answer {
 			know := served.Load()
-			a := poddevices.Answer{Devices: know.devices, Resources: q.Resources, UID: q.UID, Claims: know.claims && q.Claims}
-			if a.Claims {
-				a.Devices, a.Others = claim.Split(know.devices, q.Resources)
-			}
 			if know.refusal.Error != "" {
 				return know.refusal
 			}
-			if know.unsure {
-				a.UID = ""
+			var a poddevices.Answer
+			for _, d := range know.devices {
+				if d.Claim != nil && !slices.Contains(q.Resources, d.Resource) {
+					a.Others = append(a.Others, d)
+				} else {
+					a.Devices = append(a.Devices, d)
+				}
 			}
 			return a
 		}, slog.New(slog.DiscardHandler))

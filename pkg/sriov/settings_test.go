@@ -64,7 +64,7 @@ func TestClaimSettings(t *testing.T) {
 // serveClaims makes the device plugin return the given devices of claims. serveClaims also writes the records of these claims.
 func (l testLab) serveClaims(devices ...poddevices.Device) {
 	l.Helper()
-	*l.devices, *l.claims = devices, true
+	*l.devices = devices
 	l.prepareClaims(l.TempDir(), "u-0", devices...)
 }
 
@@ -77,6 +77,7 @@ func (l testLab) allocate0(address string) {
 func TestClaimSettingsRefused(t *testing.T) {
 	l := newLab(t)
 	const sets = "VF " + vf0 + " with the settings of claim shop/web-0-a: "
+	socket := l.sriov.socket
 	for _, c := range []struct {
 		config vfconfig.Config
 		says   string
@@ -94,11 +95,12 @@ func TestClaimSettingsRefused(t *testing.T) {
 	} {
 		l.serveClaims(claimDevice(0, vf0, c.config))
 		if len(c.config.Unknown) > 0 { // only another version could write it
-			*l.devices, *l.claims = nil, false
+			l.sriov.socket = "/nonexistent"
 			dir := l.lateRecord(vf0, `"queues":4`)
 			c.keys = []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
 		}
 		l.Fails(l.Call("ADD", "a", c.keys...), plugin.CodeConfig, c.says)
+		l.sriov.socket = socket
 	}
 	const both = ": VF " + vf0 + " of claim shop/web-0-a and VF " + vf1 + " of claim shop/web-0-b"
 	for _, c := range []struct {

@@ -18,8 +18,8 @@ import (
 
 	"github.com/podlace/podlace/integration/harness/node"
 	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/poddevices"
-	"github.com/podlace/podlace/pkg/podresources"
 )
 
 const (
@@ -97,7 +97,7 @@ func (p *devicePlugin) awaitReady(limit time.Duration) time.Duration {
 	})
 	ready := time.Since(begin)
 	checkWithin(p.t, limit, "the kubelet has all VFs", func() error {
-		devices, err := podresources.Allocatable(p.t.Context(), podresources.At(kubeletRoot))
+		devices, _, err := podresources.Allocatable(p.t.Context(), podresources.At(kubeletRoot))
 		if err == nil && len(devices) < allVFs {
 			err = fmt.Errorf("it has %d devices", len(devices))
 		}

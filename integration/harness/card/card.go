@@ -93,11 +93,11 @@ func (c *Card) Claim(kubelet string) {
 func (c *Card) answerQuestion(_ context.Context, q poddevices.Question) poddevices.Answer {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	a := poddevices.Answer{Resources: q.Resources, UID: q.UID}
+	var a poddevices.Answer
 	if q.Namespace == podNamespace && q.Pod == podName {
 		a.Devices = slices.Clone(c.devices)
 	}
-	if c.claims == nil || !q.Claims {
+	if c.claims == nil {
 		return a
 	}
 	claimed, err := c.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
@@ -105,7 +105,7 @@ func (c *Card) answerQuestion(_ context.Context, q poddevices.Question) poddevic
 		return poddevices.Answer{Error: err.Error()}
 	}
 	claimed, a.Others = claim.Split(claimed, q.Resources)
-	a.Devices, a.Claims = append(a.Devices, claimed...), true
+	a.Devices = append(a.Devices, claimed...)
 	return a
 }
 

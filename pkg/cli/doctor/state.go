@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -216,10 +217,7 @@ func (n *node) disk() (found []Finding) {
 
 // The check "kubelet" reports missing folders and settings of the kubelet that the sriov plugin needs.
 func (n *node) kubelet() (found []Finding) {
-	uses := false
-	for _, net := range n.networks {
-		uses = uses || net.Plugin("sriov") != nil
-	}
+	uses := slices.ContainsFunc(n.networks, func(net reconcile.Network) bool { return net.Plugin("sriov") != nil })
 	if !uses && n.exists(claim.Folder) {
 		return []Finding{{Level: Error, Code: "sriov-missing", What: "no network attaches the VFs of ResourceClaims",
 			Evidence:    fmt.Sprintf("%s exists, and no configuration in %s names sriov", claim.Folder, n.ConfDir),
@@ -240,6 +238,10 @@ func (n *node) kubelet() (found []Finding) {
 				What: "the socket " + f.file + " is missing", Evidence: "no such file",
 				Consequence: f.consequence, Command: f.command})
 		}
+	}
+	if _, err := os.Stat(filepath.Join(n.BinDir, poddevices.Program)); err != nil {
+		found = append(found, Finding{Level: Warning, Code: "plugin-missing", What: poddevices.Program + " is missing", Evidence: err.Error(),
+			Consequence: "no pod starts while sriov-device-plugin does not run", Command: n.makeInstall(n.BinDir)})
 	}
 	return append(found, n.kubeletGates()...)
 }

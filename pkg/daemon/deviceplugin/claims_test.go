@@ -48,33 +48,21 @@ func TestClaimed(t *testing.T) {
 	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/other", "")
 	l.start()
 	l.awaitDevices("example.com/all", vf00, vf01+"!")
-	ask := func(claims bool) poddevices.Answer {
-		t.Helper()
-		a, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
-			Resources: []string{"example.com/all"}, Claims: claims})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a
+	ask := func(resource string) (poddevices.Answer, error) {
+		return poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+			Resources: []string{resource}})
 	}
-	older := poddevices.Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/all"}}
-	if a, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), older); err == nil || !strings.Contains(err.Error(), "update it") {
-		t.Errorf("an sriov plugin without support for claims gets %+v, %v: it would start the pod without its VF", a, err)
+	if a, err := ask("example.com/all"); err != nil || len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" {
+		t.Errorf("%+v, %v", a, err)
 	}
-	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
-		t.Errorf("%+v", a)
-	}
-	other, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
-		Resources: []string{"example.com/third"}, Claims: true})
-	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
-		t.Errorf("asked for another resource: %+v, %v", other, err)
+	if a, err := ask("example.com/third"); err != nil || len(a.Others) != 1 || a.Others[0].ID != vf01 || len(a.Devices) != 0 {
+		t.Errorf("asked for another resource: %+v, %v", a, err)
 	}
 	record := filepath.Join(l.Claims, "c-0")
 	if err := os.Rename(record, l.Root+"/lost"); err != nil {
 		t.Fatal(err)
 	}
-	older.Claims = true
-	if a, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), older); !errors.Is(err, poddevices.ErrUnprepared) {
+	if a, err := ask("example.com/all"); !errors.Is(err, poddevices.ErrUnprepared) {
 		t.Errorf("a pod whose claim has no record gets %+v, %v", a, err)
 	}
 	if err := os.Rename(l.Root+"/lost", record); err != nil {

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/poddevices"
-	"github.com/podlace/podlace/pkg/podresources"
 )
 
 // pendingAllocations holds the allocated devices that the kubelet's PodResources API has not listed since their allocation. PodResources

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/daemon/probes"
 	"github.com/podlace/podlace/pkg/poddevices"
-	"github.com/podlace/podlace/pkg/podresources"
 )
 
 const (
@@ -97,7 +97,7 @@ func (d *daemon) askPods(ctx context.Context) {
 	}
 	now := time.Now()
 	held, err := d.listPods(ctx)
-	allocatable, countErr := podresources.Allocatable(ctx, d.kubelet())
+	allocatable, _, countErr := podresources.Allocatable(ctx, d.kubelet())
 	if err == nil && countErr != nil {
 		d.log.Debug("could not list the allocatable devices of the kubelet", "error", countErr)
 	}

@@ -129,7 +129,7 @@ func (m *nodeModel) answerClaims() string {
 			if err != nil {
 				return poddevices.Answer{Error: err.Error()}
 			}
-			return poddevices.Answer{Devices: devices, UID: q.UID, Resources: q.Resources, Claims: true, Others: []poddevices.Device{}}
+			return poddevices.Answer{Devices: devices}
 		}, slog.New(slog.DiscardHandler))
 	}()
 	m.Cleanup(func() { cancel(); <-done })

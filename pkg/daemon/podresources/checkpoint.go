@@ -6,16 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/podlace/podlace/pkg/poddevices"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // maxCheckpoint is the maximum size of a checkpoint in bytes. On a node with hundreds of pods, the checkpoint has a size of some hundred
@@ -34,7 +32,7 @@ type checkpointEntry struct {
 // contains the UID of the pod, but not its name. The pod of an entry may already have ended. If CheckpointDevices cannot read or decode the
 // checkpoint, it returns an error.
 func CheckpointDevices(path string) (notes []poddevices.Device, err error) {
-	data, err := ReadRegular(path)
+	data, err := store.ReadSmall(path, maxCheckpoint, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -57,11 +55,11 @@ func CheckpointDevices(path string) (notes []poddevices.Device, err error) {
 // readCheckpoint returns an error.
 func readCheckpoint(path, uid string) (noted []poddevices.Device, err error) {
 	if uid == "" {
-		return nil, ErrNoUID
+		return nil, poddevices.ErrNoUID
 	}
 	notes, err := CheckpointDevices(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %w", ErrNoCheckpoint, err)
+		err = fmt.Errorf("%w: %w", poddevices.ErrNoCheckpoint, err)
 	}
 	for _, n := range notes {
 		if n.UID == uid {
@@ -69,26 +67,6 @@ func readCheckpoint(path, uid string) (noted []poddevices.Device, err error) {
 		}
 	}
 	return noted, err
-}
-
-// ReadRegular returns the content of a regular file. The file that ReadRegular reads may be at most 64 MiB large. ReadRegular never blocks,
-// not even if the file is a FIFO.
-func ReadRegular(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a FIFO must not block
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxCheckpoint {
-		return nil, fmt.Errorf("%s: want a regular file of at most %d bytes", path, maxCheckpoint)
-	}
-	data := make([]byte, info.Size())
-	_, err = io.ReadFull(f, data)
-	return data, err
 }
 
 // parseEntries returns all entries of a checkpoint. If the kubelet has assigned no device, the list of entries in the file is null.
