@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-CNI_PLUGINS := bridge host-local loopback portmap bandwidth sriov podlace-pod
+CNI_PLUGINS := bridge host-local loopback portmap bandwidth sriov podlace-pod podlace-podresources
 TOOLS       := podlace sriov-device-plugin podlace-node
 BIN         := bin
 CACHE       ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/podlace
@@ -65,7 +65,7 @@ test: build ## run the tests, each in namespaces of its own; nothing is installe
 	@scripts/test.sh
 
 # Packages whose tests take some seconds at most; the plugins' longer tests are left out by -short.
-QUICK := allocation attachment cli cli/reconcile cli/rollback cli/validate daemon/pool daemon/probes fault ipam iptables nft plugin podlacepod ports reference
+QUICK := attachment cli cli/reconcile cli/rollback cli/validate daemon/pool daemon/probes fault ipam iptables nft plugin poddevices podlacepod ports reference
 
 .PHONY: quick
 quick: ## run the quick tests, with all six plugins, in a minute, without root

@@ -8,8 +8,8 @@ import (
 
 	"github.com/podlace/podlace/integration/claimtest"
 	"github.com/podlace/podlace/integration/harness/card"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const (
@@ -30,9 +30,9 @@ func writeClaims(kubelet string) error {
 		if i == 0 {
 			id = card.Address(1)
 		}
-		device := allocation.Device{Resource: card.Resource, ID: id, Claim: &allocation.Claim{UID: uid, Namespace: "shop", Name: name,
+		device := poddevices.Device{Resource: card.Resource, ID: id, Claim: &poddevices.Claim{UID: uid, Namespace: "shop", Name: name,
 			Request: "vf", Pool: "node", Device: strings.NewReplacer(":", "-", ".", "-").Replace(id)}}
-		r := claim.Record{State: claim.Prepared, Writer: "bench", Devices: []allocation.Device{device},
+		r := claim.Record{State: claim.Prepared, Writer: "bench", Devices: []poddevices.Device{device},
 			Reserved: []claim.Consumer{{Resource: "pods", Name: "claimed", UID: podOfClaim(i)}}}
 		if err := claim.Write(claim.Folder, r); err != nil {
 			return err

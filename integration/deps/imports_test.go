@@ -26,8 +26,8 @@ func packageLayers() [][]string {
 		{"pkg/plugin"},
 		{"pkg/vfconfig"},
 		{"pkg/child"},
-		{"pkg/store", "pkg/nft", "pkg/allocation"},
-		{"pkg/kernel", "pkg/iptables", "pkg/podresources", "pkg/nodefile", "pkg/yamlfile"},
+		{"pkg/store", "pkg/nft", "pkg/poddevices"},
+		{"pkg/kernel", "pkg/iptables", "pkg/nodefile", "pkg/yamlfile"},
 		{"pkg/attachment", "pkg/claim"},
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/reference"},
@@ -35,12 +35,12 @@ func packageLayers() [][]string {
 		{"pkg/podlacepod"},
 		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
-		{"pkg/cli/validate"},
+		{"pkg/cli/validate", "pkg/daemon/podresources"},
 		{"pkg/cli/rollback", "pkg/daemon/devicefiles"}, // rollback reads configurations like the collector
 		{"pkg/cli/doctor", "pkg/agent/podmetrics", "pkg/daemon/dra"},
 		{"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/deviceplugin", "pkg/daemon/claimcheck"},
 		{"plugins/bridge", "plugins/host-local", "plugins/loopback", "plugins/portmap", "plugins/bandwidth", "plugins/sriov", "plugins/podlace",
-			"plugins/podlace-pod", "plugins/sriov-device-plugin", "plugins/podlace-node"},
+			"plugins/podlace-pod", "plugins/podlace-podresources", "plugins/sriov-device-plugin", "plugins/podlace-node"},
 	}
 }
 
@@ -50,9 +50,12 @@ func allowedImporters() map[string][]string {
 	return map[string][]string{
 		// The four places. No shipped program links integration/.
 		module + "integration": {"integration/"},
-		module + "pkg/daemon":  {"pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/", "plugins/sriov-device-plugin", "integration/"},
-		module + "pkg/agent":   {"pkg/agent/", "plugins/podlace-node"},
-		module + "pkg/cli":     {"pkg/cli", "pkg/cli/", "pkg/agent/", "plugins/podlace", "integration/"},
+		module + "pkg/daemon": {"pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/", "plugins/sriov-device-plugin",
+			"plugins/podlace-podresources", "integration/"},
+		// podlace must not link gRPC
+		module + "pkg/daemon/podresources": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "plugins/podlace-podresources", "integration/"},
+		module + "pkg/agent":               {"pkg/agent/", "plugins/podlace-node"},
+		module + "pkg/cli":                 {"pkg/cli", "pkg/cli/", "pkg/agent/", "plugins/podlace", "integration/"},
 
 		// The following packages may access the kernel directly. pkg/cli/sandbox is one of them: it must not use pkg/kernel, because the tests
 		// of pkg/kernel use it.
@@ -64,7 +67,8 @@ func allowedImporters() map[string][]string {
 		// write nf_tables rules.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/plugin", "pkg/store", "pkg/cli/sandbox",
 			"pkg/hostlocal", "pkg/bridge", "pkg/portmap", "integration/"},
-		"os/exec": {"pkg/child", "pkg/fault", "pkg/iptables", "pkg/ipam", "pkg/cli/sandbox", "pkg/cli/reconcile", "pkg/cli", "integration/"},
+		"os/exec": {"pkg/child", "pkg/fault", "pkg/poddevices", "pkg/iptables", "pkg/ipam", "pkg/cli/sandbox", "pkg/cli/reconcile", "pkg/cli",
+			"integration/"},
 
 		// pkg/kernel and other low-level packages must not import pkg/plugin. pkg/plugin contains error codes and hints for runtimes and
 		// operators; low-level packages return typed errors.
@@ -88,17 +92,18 @@ func allowedImporters() map[string][]string {
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/cli/chain", "integration/"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
 		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
-		"k8s.io":                   {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/claimcheck", "pkg/agent/nodeagent"},
+		"k8s.io": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/claimcheck", "pkg/daemon/podresources",
+			"pkg/agent/nodeagent"},
 		"github.com/google/cel-go": {"pkg/daemon/claimcheck"},
 		"sigs.k8s.io":              nil,
 		"go.yaml.in/yaml":          {"pkg/yamlfile"}, // YAML with line numbers
-		"google.golang.org/grpc":   {"pkg/daemon/deviceplugin"},
+		"google.golang.org/grpc":   {"pkg/daemon/deviceplugin", "pkg/daemon/podresources"},
 		"github.com/prometheus/client_golang": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/probes", "pkg/agent/nodeagent",
 			"pkg/agent/podmetrics", "integration/"},
 		"net/http":                     {"pkg/daemon/probes"},
 		"github.com/fsnotify/fsnotify": {"pkg/daemon/watch"},
-		"github.com/pelletier/go-toml": {"pkg/cli/doctor"},   // configurations of runtimes
-		"golang.org/x/net":             {"pkg/podresources"}, // only hpack, which imports no other package
+		"github.com/pelletier/go-toml": {"pkg/cli/doctor"}, // configurations of runtimes
+		"golang.org/x/net":             nil,
 		"C":                            nil,
 	}
 }

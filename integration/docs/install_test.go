@@ -309,11 +309,11 @@ func (c installTree) removeAsDocumented(t *testing.T) {
 	}
 }
 
-// TestReadmeCountsTheBinaries checks the numbers of installed plugins and tools in README.md.
+// TestReadmeCountsTheBinaries checks the numbers of programs for the runtime and of tools in README.md.
 func TestReadmeCountsTheBinaries(t *testing.T) {
 	words := []string{"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"}
 	plugins, tools := len(makeVariable(t, "CNI_PLUGINS")), len(makeVariable(t, "TOOLS"))
-	for _, want := range []string{words[plugins] + " plugins into\n`/opt/cni/bin`", words[tools] + " tools into `/usr/local/bin`"} {
+	for _, want := range []string{words[plugins] + " programs into\n`/opt/cni/bin`", words[tools] + " tools into `/usr/local/bin`"} {
 		if text := strings.ReplaceAll(readFile(t, "README.md"), "\n", " "); !strings.Contains(text, strings.ReplaceAll(want, "\n", " ")) {
 			t.Errorf("README.md lacks %q, because CNI_PLUGINS and TOOLS of the Makefile have %d and %d names: write it below \"## Install on a node\"",
 				want, plugins, tools)

@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "rewrite the listings in docs/, the tabl
 func TestMain(m *testing.M) {
 	// The PATH of an ordinary user does not contain the folders of nft and iptables.
 	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
-	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "podlace-pod", "sriov", "podlace", "podlace-node",
+	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "podlace-pod", "podlace-podresources", "sriov", "podlace", "podlace-node",
 		"sriov-device-plugin")...),
 		harness.Faulty(append(harness.AllPlugins(), "podlace-pod", "podlace")...), harness.Reference)
 }

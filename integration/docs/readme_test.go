@@ -30,7 +30,7 @@ func cniPlugins(t testing.TB) []string {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.Name() != "podlace" && e.Name() != "sriov-device-plugin" && e.Name() != "podlace-node" {
+		if !slices.Contains([]string{"podlace", "sriov-device-plugin", "podlace-node", "podlace-podresources"}, e.Name()) {
 			names = append(names, e.Name())
 		}
 	}

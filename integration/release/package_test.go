@@ -29,7 +29,7 @@ func packageFiles(zsh string) []string {
 		"/usr/share/fish/vendor_completions.d/podlace.fish",
 		"/usr/share/doc/podlace/THIRD-PARTY-LICENSES", "/usr/share/doc/podlace/copyright", "/usr/share/man/man1/podlace.1",
 	}
-	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov", "podlace-pod"} {
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap", "bandwidth", "sriov", "podlace-pod", "podlace-podresources"} {
 		files = append(files, "/usr/libexec/podlace/cni/"+name, "/usr/share/doc/podlace/sbom/"+name+".cdx.json")
 	}
 	for _, name := range []string{"podlace", "podlace-node", "sriov-device-plugin"} {

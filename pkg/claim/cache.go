@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -22,6 +21,9 @@ import (
 // younger, a further change of the folder may leave it the same. The margin is much larger than the granularity of the kernel's file
 // timestamps, which is 1 to 10 ms.
 const timestampMargin = time.Second
+
+// maxState is the maximum size of the kubelet's file of claims in bytes.
+const maxState = 64 << 20
 
 // Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
 // cache is needed because each ADD and each Prepare uses all of these files. Every writer replaces the whole file. Therefore, the cache
@@ -209,7 +211,7 @@ func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 
 // readState returns the JSON text inside the kubelet's file of claims.
 func readState(path string) (string, error) {
-	data, err := podresources.ReadRegular(path)
+	data, err := store.ReadSmall(path, maxState, 0)
 	if err != nil {
 		return "", err
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const ours = `"sriov.podlace.io":{"Devices":[{"PoolName":"node1","DeviceName":"0000-3b-10-2","RequestNames":["nic"],"CDIDeviceIDs":null}]}`
@@ -52,8 +52,8 @@ func withChecksum(text string) string {
 func newRecord(uid, namespace, name string, requests ...string) Record {
 	r := Record{State: Prepared, Writer: "v1", Reserved: []Consumer{{Resource: "pods", Name: "web-0", UID: "pod-" + uid}}}
 	for i, request := range requests {
-		r.Devices = append(r.Devices, allocation.Device{Resource: "example.com/fast", ID: fmt.Sprintf("0000:3b:10.%d", i),
-			Claim: &allocation.Claim{UID: uid, Namespace: namespace, Name: name, Request: request, Result: i, Pool: "node1",
+		r.Devices = append(r.Devices, poddevices.Device{Resource: "example.com/fast", ID: fmt.Sprintf("0000:3b:10.%d", i),
+			Claim: &poddevices.Claim{UID: uid, Namespace: namespace, Name: name, Request: request, Result: i, Pool: "node1",
 				Device: fmt.Sprintf("0000-3b-10-%d", i)}})
 	}
 	return r

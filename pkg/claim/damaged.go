@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // Damaged is the state of a placeholder for a record that cannot be read, for example because a newer version of the program wrote it. The
@@ -38,7 +38,7 @@ func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 }
 
 // readableDevices returns the devices that an invalid record contains. If any device in the record lacks an address, the result is empty.
-func (f *recordFile) readableDevices() []allocation.Device {
+func (f *recordFile) readableDevices() []poddevices.Device {
 	var r Record
 	if json.Unmarshal(f.data, &r) != nil {
 		return nil
@@ -47,7 +47,7 @@ func (f *recordFile) readableDevices() []allocation.Device {
 		if d.ID == "" {
 			return nil
 		}
-		c := allocation.Claim{}
+		c := poddevices.Claim{}
 		if d.Claim != nil {
 			c = *d.Claim
 		}
@@ -59,14 +59,14 @@ func (f *recordFile) readableDevices() []allocation.Device {
 
 // deviceList returns the devices of the claim according to the kubelet's file. The PCI address of a device is derived from its name in the
 // ResourceSlice.
-func (n KubeletClaim) deviceList(uid string) (list []allocation.Device) {
+func (n KubeletClaim) deviceList(uid string) (list []poddevices.Device) {
 	for _, d := range n.Devices {
 		parts := strings.Split(d.DeviceName, "-")
 		if len(parts) != 4 {
 			return nil
 		}
-		list = append(list, allocation.Device{ID: fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3]),
-			Claim: &allocation.Claim{UID: uid, Namespace: n.Namespace, Name: n.Name, Pool: d.PoolName, Device: d.DeviceName}})
+		list = append(list, poddevices.Device{ID: fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3]),
+			Claim: &poddevices.Claim{UID: uid, Namespace: n.Namespace, Name: n.Name, Pool: d.PoolName, Device: d.DeviceName}})
 	}
 	return list
 }

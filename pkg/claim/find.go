@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"slices"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // Pod identifies a pod with the values that the runtime passes to a CNI plugin.
@@ -21,7 +21,7 @@ type Pod struct{ Namespace, Name, UID string }
 // The kubelet's file lists the claims of each pod. Find also uses the records of claims that are reserved for the pod. Find therefore
 // misses a device only if the kubelet's file and the claim record are both wrong. If the kubelet's file cannot be read, Find looks for
 // prepared claims in the pod's namespace. If the namespace has no prepared claim, the pod certainly has no claim.
-func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
+func (c *Cache) Find(pod Pod) (devices []poddevices.Device, err error) {
 	of, stateErr := c.claimsOf(pod.UID)
 	if pod.UID == "" {
 		of, stateErr = nil, errors.New("the runtime does not pass the pod's UID")
@@ -33,7 +33,7 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	for _, n := range of {
 		r, err := Read(c.folder, n.UID)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: it has no record in %s", allocation.ErrUnprepared, c.folder)
+			err = fmt.Errorf("%w: it has no record in %s", poddevices.ErrUnprepared, c.folder)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the pod has %s: %w", n, err)
@@ -51,7 +51,7 @@ func (c *Cache) Find(pod Pod) (devices []allocation.Device, err error) {
 	}
 	for _, r := range found {
 		if r.State != Prepared {
-			return nil, fmt.Errorf("the pod has %s: %w", r, allocation.ErrUnprepared)
+			return nil, fmt.Errorf("the pod has %s: %w", r, poddevices.ErrUnprepared)
 		}
 		for _, d := range r.Devices {
 			d.Namespace, d.Pod, d.UID = pod.Namespace, pod.Name, pod.UID
@@ -81,8 +81,8 @@ func (c *Cache) checkNoClaims(namespace string, reason error) error {
 }
 
 // Split separates the devices of the given resources from all other devices. Split never returns nil.
-func Split(devices []allocation.Device, resources []string) (of, others []allocation.Device) {
-	of, others = []allocation.Device{}, []allocation.Device{}
+func Split(devices []poddevices.Device, resources []string) (of, others []poddevices.Device) {
+	of, others = []poddevices.Device{}, []poddevices.Device{}
 	for _, d := range devices {
 		if slices.Contains(resources, d.Resource) {
 			of = append(of, d)

@@ -21,7 +21,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -58,7 +58,7 @@ type Record struct {
 	Bound []Binding `json:"bound,omitempty"`
 	// Devices lists the devices of this driver that the claim has. A record has at least one device. The entries contain data about the claim
 	// but not about a pod.
-	Devices []allocation.Device `json:"devices"`
+	Devices []poddevices.Device `json:"devices"`
 }
 
 // Binding describes a device that gets another kernel driver while its claim is prepared.
@@ -76,14 +76,14 @@ type Consumer struct {
 }
 
 // Claim returns the claim that the record describes. The record must be valid.
-func (r Record) Claim() allocation.Claim { return *r.Devices[0].Claim }
+func (r Record) Claim() poddevices.Claim { return *r.Devices[0].Claim }
 
 // String returns the claim's namespace and name for messages. The record r must be valid.
 func (r Record) String() string { return "claim " + r.Claim().Namespace + "/" + r.Claim().Name }
 
 // Has reports whether the claim owns a device. A claim that has only administrative access to a device does not own it.
 func (r Record) Has(id string) bool {
-	return slices.ContainsFunc(r.Devices, func(d allocation.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
+	return slices.ContainsFunc(r.Devices, func(d poddevices.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
 }
 
 // Pod returns the name of the pod for which the claim was reserved. Pod returns "" if the claim was reserved for several pods or for an

@@ -18,11 +18,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -93,7 +93,7 @@ func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 func (f *sriovFlags) addNode(cmd *cobra.Command) {
 	f.addConfig(cmd)
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
-	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "socket of the device plugin")
+	cmd.Flags().StringVar(&f.socket, "socket", poddevices.Socket, "socket of the device plugin")
 	cmd.Flags().StringVar(&f.claims, "claims-dir", claim.Folder, "folder with the prepared claims")
 }
 
@@ -146,17 +146,17 @@ type sriovNode struct {
 	snapshot  *pci.Snapshot
 	env       pool.Env
 	pools     []pool.Pool
-	held      map[string]allocation.Device
+	held      map[string]poddevices.Device
 	claims    []sriovClaim
 	faults    map[string]string
-	slices    map[string]allocation.Published // by PCI address
+	slices    map[string]poddevices.Published // by PCI address
 	pluginErr error                           // why pods and faults are unknown
 	claimsErr error                           // why the list of claims is incomplete
 	configErr error                           // why the configuration could not be read
 }
 
 func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
-	n := &sriovNode{config: &pool.Config{}, held: map[string]allocation.Device{}}
+	n := &sriovNode{config: &pool.Config{}, held: map[string]poddevices.Device{}}
 	config, err := f.parse()
 	if n.configErr = err; err == nil {
 		n.config = config
@@ -174,7 +174,7 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	if n.env.DefaultRoute, err = host.Uplinks(); err != nil {
 		return nil, err
 	}
-	answer, err := askPlugin(ctx, f.socket)
+	answer, err := askPlugin(ctx, f.socket, poddevices.Question{Published: true})
 	for _, h := range answer.Devices {
 		n.held[h.ID] = h
 	}
@@ -188,27 +188,26 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	return n, nil
 }
 
-// askPlugin asks the device plugin for the devices of all pods.
-func askPlugin(ctx context.Context, socket string) (allocation.Answer, error) {
-	var answer allocation.Answer
+func askPlugin(ctx context.Context, socket string, q poddevices.Question) (poddevices.Answer, error) {
+	var answer poddevices.Answer
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		answer, err = allocation.Ask(socket, time.Now().Add(askTimeout), allocation.Question{Published: true})
+		answer, err = poddevices.Ask(socket, time.Now().Add(askTimeout), q)
 	}()
 	select {
 	case <-done:
 		return answer, err
 	case <-ctx.Done():
-		return allocation.Answer{}, ctx.Err()
+		return poddevices.Answer{}, ctx.Err()
 	}
 }
 
 // otherOwner returns the owner of a device that was allocated from a resource other than the given one. The configuration has moved the
 // device to the given resource since the allocation. For any other device, otherOwner returns nil. The owner keeps the device until the
 // owner's pod ends, so no other pod can get the device.
-func (n *sriovNode) otherOwner(device pci.Address, resource string) *allocation.Device {
+func (n *sriovNode) otherOwner(device pci.Address, resource string) *poddevices.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h
 	}
@@ -220,7 +219,7 @@ type sriovDevice struct {
 	pci.Device
 	PFName   string             `json:"pfName,omitempty"`
 	Resource string             `json:"resource,omitempty"`
-	Holder   *allocation.Device `json:"holder,omitempty"`
+	Holder   *poddevices.Device `json:"holder,omitempty"`
 	Claims   []sriovClaim       `json:"claims,omitempty"`
 	CPUs     string             `json:"cpus,omitempty"`  // same, other, mixed or ""
 	Fault    string             `json:"fault,omitempty"` // reason why the device cannot be allocated

@@ -11,10 +11,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -38,7 +38,7 @@ func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 	attached, journalErr := sriov.Holdings()
 	for _, r := range records {
 		devices := slices.Clone(r.Devices)
-		slices.SortStableFunc(devices, func(a, b allocation.Device) int { return a.Claim.Result - b.Claim.Result })
+		slices.SortStableFunc(devices, func(a, b poddevices.Device) int { return a.Claim.Result - b.Claim.Result })
 		for _, d := range devices {
 			list = append(list, deviceOf(r, d, attached))
 		}
@@ -61,7 +61,7 @@ func addUnrecorded(list []sriovClaim, attached []sriov.Holding) []sriovClaim {
 
 // deviceOf converts one device of a claim's record to a sriovClaim. Because several pods may use a claim, deviceOf reads the pod of a VF
 // from the VF's journal.
-func deviceOf(r claim.Record, d allocation.Device, attached []sriov.Holding) sriovClaim {
+func deviceOf(r claim.Record, d poddevices.Device, attached []sriov.Holding) sriovClaim {
 	c := sriovClaim{Claim: d.Claim.Namespace + "/" + d.Claim.Name, UID: d.Claim.UID, Request: d.Claim.Request, State: r.State, Device: d.ID,
 		Resource: d.Resource, Admin: d.Claim.Admin, Settings: d.Config.String()}
 	if pod := r.Pod(); pod != "" {
@@ -80,8 +80,8 @@ func (n *sriovNode) addClaimed() {
 	for _, c := range n.claims {
 		if _, known := n.held[c.Device]; !known && !c.Admin {
 			namespace, name, _ := strings.Cut(c.Claim, "/")
-			n.held[c.Device] = allocation.Device{ID: c.Device, Resource: c.Resource,
-				Claim: &allocation.Claim{UID: c.UID, Namespace: namespace, Name: name, Request: c.Request}}
+			n.held[c.Device] = poddevices.Device{ID: c.Device, Resource: c.Resource,
+				Claim: &poddevices.Claim{UID: c.UID, Namespace: namespace, Name: name, Request: c.Request}}
 		}
 	}
 }
@@ -92,7 +92,7 @@ func (n *sriovNode) claimsOf(a pci.Address) []sriovClaim {
 
 // holder() returns the name of the pod that uses a device. If the pod of a claimed device is still unknown, holder() returns the name of
 // the claim.
-func (n *sriovNode) holder(h allocation.Device) string {
+func (n *sriovNode) holder(h poddevices.Device) string {
 	if h.Claim == nil || h.Pod != "" {
 		return h.Namespace + "/" + h.Pod
 	}
@@ -105,7 +105,7 @@ func (n *sriovNode) holder(h allocation.Device) string {
 }
 
 // describeOwner describes the owner of a device in words.
-func (n *sriovNode) describeOwner(h allocation.Device) string {
+func (n *sriovNode) describeOwner(h poddevices.Device) string {
 	who := plain(n.holder(h))
 	if !strings.HasPrefix(who, "claim ") {
 		who = "pod " + who
@@ -182,7 +182,7 @@ func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 }
 
 // missingAttributes returns the attributes that other devices of the node have and that this device lacks.
-func (n *sriovNode) missingAttributes(p allocation.Published) []string {
+func (n *sriovNode) missingAttributes(p poddevices.Published) []string {
 	missing := map[string]bool{}
 	for _, other := range n.slices {
 		for name := range other.Attributes {

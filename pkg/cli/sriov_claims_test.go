@@ -11,23 +11,23 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // claimRecord returns the record of a claim that one pod uses. The claim owns one VF, and has admin access to a VF of another pod.
 func claimRecord() claim.Record {
-	of := func(request, id string, result int, admin bool) allocation.Device {
-		return allocation.Device{Resource: "example.com/fast", ID: id, Claim: &allocation.Claim{UID: "u1", Namespace: "shop",
+	of := func(request, id string, result int, admin bool) poddevices.Device {
+		return poddevices.Device{Resource: "example.com/fast", ID: id, Claim: &poddevices.Claim{UID: "u1", Namespace: "shop",
 			Name: "web-2-vf-x7k2p", Request: request, Result: result, Pool: "node",
 			Device: strings.NewReplacer(":", "-", ".", "-").Replace(id), Admin: admin}}
 	}
 	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-2", UID: "p1"}},
-		Devices: []allocation.Device{of("see", "0000:15:02.0", 1, true), of("vf", "0000:15:02.1", 0, false)}}
+		Devices: []poddevices.Device{of("see", "0000:15:02.0", 1, true), of("vf", "0000:15:02.1", 0, false)}}
 	r.Devices[1].Config = &vfconfig.Config{VLAN: new(100), Trust: "on"}
 	return r
 }
@@ -54,7 +54,7 @@ shop/web-2-vf-x7k2p  see      shop/web-2  0000:15:02.0  admin      example.com/f
 	_, stdout, _ = runSRIOV(t, flags, "ls", "-o", "json")
 	var list []struct {
 		Address string
-		Holder  *allocation.Device
+		Holder  *poddevices.Device
 		Claims  []sriovClaim
 	}
 	if err := json.Unmarshal([]byte(stdout), &list); err != nil || len(list) != 6 {
@@ -96,7 +96,7 @@ func TestDeviceOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	holding := sriov.Holding{Address: address, Pod: "shop/web-3", Name: "net1", Claim: &allocation.Claim{UID: "u1"}}
+	holding := sriov.Holding{Address: address, Pod: "shop/web-3", Name: "net1", Claim: &poddevices.Claim{UID: "u1"}}
 	got := deviceOf(r, r.Devices[1], []sriov.Holding{holding})
 	if diff := cmp.Diff([]string{"shop/web-3", "net1"}, []string{got.Pod, got.Interface}); diff != "" {
 		t.Error(diff)
@@ -119,7 +119,7 @@ func TestSRIOVExplainPublished(t *testing.T) {
 	first, _ := pci.ParseAddress("0000:11:02.0")
 	second, _ := pci.ParseAddress("0000:15:02.1")
 	n := &sriovNode{config: &pool.Config{Resources: []pool.Resource{{Prefix: "example.com", Name: "fast", API: pool.DRA}}},
-		slices: map[string]allocation.Published{
+		slices: map[string]poddevices.Published{
 			first.String(): {Pool: "node-1", Device: "0000-11-02-0", Attributes: map[string]string{"sriov.podlace.io/vf": "0",
 				"resource.kubernetes.io/numaNode": "1"}},
 			second.String(): {Pool: "node-1", Device: "0000-15-02-1", Attributes: map[string]string{"sriov.podlace.io/vf": "1"},
@@ -157,7 +157,7 @@ func TestSRIOVExplainPublished(t *testing.T) {
 // TestAddUnrecorded checks that a pod's VF is listed even if the record of its claim is missing.
 func TestAddUnrecorded(t *testing.T) {
 	var attached []sriov.Holding
-	for id, of := range map[string]*allocation.Claim{"0000:15:02.1": {UID: "u1", Namespace: "shop", Name: "c"}, "0000:15:02.0": nil} {
+	for id, of := range map[string]*poddevices.Claim{"0000:15:02.1": {UID: "u1", Namespace: "shop", Name: "c"}, "0000:15:02.0": nil} {
 		a, err := pci.ParseAddress(id)
 		if err != nil {
 			t.Fatal(err)
@@ -173,7 +173,7 @@ func TestAddUnrecorded(t *testing.T) {
 		t.Errorf("listed twice: %+v", again)
 	}
 	n := &sriovNode{snapshot: &pci.Snapshot{Devices: []pci.Device{{Address: attached[0].Address}, {Address: attached[1].Address}}},
-		held: map[string]allocation.Device{}, claims: got}
+		held: map[string]poddevices.Device{}, claims: got}
 	n.addClaimed()
 	for _, d := range n.devices() {
 		if isHeld := d.Address.String() == "0000:15:02.1"; isHeld != (d.Holder != nil) || isHeld && n.holder(*d.Holder) != "shop/web-3" {

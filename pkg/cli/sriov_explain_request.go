@@ -7,18 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // cpuResource is the name of the CPU resource in a container's specification.
@@ -26,11 +24,10 @@ const cpuResource = "cpu"
 
 // requestFlags holds the flags that describe a container's request.
 type requestFlags struct {
-	count      int
-	cpus       int
-	with       []string // RESOURCE or RESOURCE=COUNT
-	policy     string
-	kubeletDir string
+	count  int
+	cpus   int
+	with   []string // RESOURCE or RESOURCE=COUNT
+	policy string
 }
 
 // add() adds the flags with which the user describes a container's request.
@@ -39,7 +36,6 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "number of exclusive CPUs that the container wants besides")
 	cmd.Flags().StringSliceVar(&f.with, "with", nil, "further resource of the container, as RESOURCE or RESOURCE=COUNT")
 	addChoice(cmd, &f.policy, "policy", "", "only this policy", policies()...)
-	cmd.Flags().StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, which knows CPUs and other resources")
 }
 
 // A demand is a resource that a container requests, with the requested count, and with the devices or CPUs of this resource.
@@ -148,16 +144,12 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 		}
 		names, counts = append(names, name), append(counts, count)
 	}
-	k := podresources.At(f.request.kubeletDir)
 	for i, name := range names {
 		d := demand{name: name, count: counts[i]}
-		switch {
-		case name == cpuResource:
-			d.Devices, err = n.cpus(ctx, k, machine)
-		case i == 0 || slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == name }):
+		if i == 0 || slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == name }) {
 			d.Devices, err = n.poolDevices(machine, name)
-		default:
-			d.Devices, err = foreignDevices(ctx, k, machine, name)
+		} else {
+			d.Devices, err = f.otherDevices(ctx, n, machine, name)
 		}
 		if err != nil {
 			return nil, err
@@ -188,20 +180,23 @@ func (n *sriovNode) poolDevices(machine kubelet.Mask, resource string) (*kubelet
 	}), nil
 }
 
-// cpus returns the CPUs of the node. The kubelet computes topology hints for CPUs only if the CPU manager has the static policy.
-func (n *sriovNode) cpus(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask) (*kubelet.Devices, error) {
-	allocatable, err := podresources.AllocatableCPUs(ctx, k)
-	if err != nil {
-		return nil, fmt.Errorf("the kubelet did not say which CPUs it may allocate: %w", err)
+// otherDevices returns CPUs, or devices of another device plugin.
+func (f *sriovFlags) otherDevices(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) (*kubelet.Devices, error) {
+	answer, err := askPlugin(ctx, f.socket, poddevices.Question{Node: true})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("the kubelet did not say which %s it can assign: %w", plain(resource), err)
+	case resource == cpuResource:
+		return n.cpus(answer.Node, machine)
 	}
-	if len(allocatable) == 0 {
+	return foreignDevices(answer.Node, machine, resource)
+}
+
+// cpus returns the CPUs of the node. The kubelet computes topology hints for CPUs only if the CPU manager has the static policy.
+func (n *sriovNode) cpus(of poddevices.Node, machine kubelet.Mask) (*kubelet.Devices, error) {
+	if len(of.CPUs) == 0 {
 		return nil, errors.New("--cpus: the kubelet has no exclusive CPUs, because its cpuManagerPolicy is not static: omit --cpus")
 	}
-	pods, err := podresources.CPUs(ctx, k)
-	if err != nil {
-		return nil, fmt.Errorf("the kubelet did not say which CPUs are free: %w", err)
-	}
-	taken := slices.Concat(slices.Collect(maps.Values(pods))...)
 	var all []int64
 	var nodes []int
 	for _, node := range n.snapshot.Nodes {
@@ -210,28 +205,18 @@ func (n *sriovNode) cpus(ctx context.Context, k podresources.Kubelet, machine ku
 		}
 	}
 	return newDevices(machine, len(all), func(i int) (near []int, used, healthy bool) {
-		return nodes[i : i+1], slices.Contains(taken, all[i]), slices.Contains(allocatable, all[i])
+		return nodes[i : i+1], slices.Contains(of.TakenCPUs, all[i]), slices.Contains(of.CPUs, all[i])
 	}), nil
 }
 
 // foreignDevices returns the devices of another device plugin. The kubelet lists only the healthy devices of another plugin's resource.
-func foreignDevices(ctx context.Context, k podresources.Kubelet, machine kubelet.Mask, resource string) (*kubelet.Devices, error) {
-	k.Resources = []string{resource}
-	devices, err := podresources.Allocatable(ctx, k)
-	if err != nil {
-		return nil, fmt.Errorf("--with %s is no resource of the configuration, and the kubelet did not say which devices it has: %w",
-			plain(resource), err)
-	}
+func foreignDevices(n poddevices.Node, machine kubelet.Mask, resource string) (*kubelet.Devices, error) {
+	devices := slices.DeleteFunc(slices.Clone(n.Devices), func(d poddevices.Assignable) bool { return d.Resource != resource })
 	if len(devices) == 0 {
 		return nil, fmt.Errorf("--with %s: neither the configuration nor the kubelet has devices of this resource", plain(resource))
 	}
-	held, err := podresources.List(ctx, k)
-	if err != nil {
-		return nil, fmt.Errorf("the kubelet did not say which devices of %s are free: %w", plain(resource), err)
-	}
-	return newDevices(machine, len(devices), func(i int) (near []int, used, healthy bool) {
-		return devices[i].NUMA, slices.ContainsFunc(held, func(h allocation.Device) bool { return h.ID == devices[i].ID }), true
-	}), nil
+	of := func(i int) (near []int, used, healthy bool) { return devices[i].NUMA, devices[i].Taken, true }
+	return newDevices(machine, len(devices), of), nil
 }
 
 // newDevices returns n devices. For each, a function returns its NUMA nodes, if they are known, and whether it is used and healthy.

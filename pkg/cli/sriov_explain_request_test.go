@@ -3,20 +3,16 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/pkg/cli/kubelet"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // fakeDemand builds a demand from two lists: the number of all devices and the number of free devices near each NUMA node.
@@ -162,69 +158,27 @@ func TestRequestTooLarge(t *testing.T) {
 	}
 }
 
-// fakeKubelet implements the kubelet's PodResources API for CPUs and devices.
-type fakeKubelet struct {
-	api.UnimplementedPodResourcesListerServer
-	cpus []int64
-}
-
-// List returns one pod, which has the CPUs 1 to 3 and a GPU.
-func (k *fakeKubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
-	containers := []*api.ContainerResources{{Name: "db", CpuIds: []int64{1, 2, 3},
-		Devices: []*api.ContainerDevices{{ResourceName: "example.com/gpu", DeviceIds: []string{"g0"}}}}}
-	return &api.ListPodResourcesResponse{PodResources: []*api.PodResources{{Namespace: "shop", Name: "db", Containers: containers}}}, nil
-}
-
-// GetAllocatableResources returns one GPU near each NUMA node.
-func (k *fakeKubelet) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (
-	*api.AllocatableResourcesResponse, error) {
-	gpu := func(id string, node int64) *api.ContainerDevices {
-		return &api.ContainerDevices{ResourceName: "example.com/gpu", DeviceIds: []string{id},
-			Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: node}}}}
-	}
-	return &api.AllocatableResourcesResponse{CpuIds: k.cpus, Devices: []*api.ContainerDevices{gpu("g0", 0), gpu("g1", 1)}}, nil
-}
-
-// serve() runs the fake kubelet on a socket in a new folder until the test ends.
-func (k *fakeKubelet) serve(t *testing.T) (dir string) {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "kl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "pod-resources/kubelet.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	api.RegisterPodResourcesListerServer(server, k)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() { server.Stop(); <-done })
-	return dir
-}
-
-// allocatable() returns all CPUs of the lab's two NUMA nodes except CPU 0, which the kubelet reserves.
-func allocatable() (cpus []int64) {
+// assignable returns what the kubelet of the lab can assign: all CPUs of the two NUMA nodes except CPU 0, of which a pod has three, and one
+// GPU near each node, of which a pod has the first.
+func assignable() (n poddevices.Node) {
 	for cpu := range int64(31) {
-		cpus = append(cpus, cpu+1)
+		n.CPUs = append(n.CPUs, cpu+1)
 	}
-	return cpus
+	n.TakenCPUs = []int64{1, 2, 3}
+	n.Devices = []poddevices.Assignable{{Resource: "example.com/gpu", ID: "g0", NUMA: []int{0}, Taken: true},
+		{Resource: "example.com/gpu", ID: "g1", NUMA: []int{1}}}
+	return n
 }
 
-// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin. The test uses a fake sysfs, a fake device plugin
-// and a fake kubelet.
+// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin. The test uses a fake sysfs and a fake device
+// plugin.
 func TestSRIOVRequest(t *testing.T) {
-	flags := labFlags(t)
+	flags := labFlags(t, assignable())
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	flags = append(flags, "--kubelet-dir", (&fakeKubelet{cpus: allocatable()}).serve(t), "--count", "1")
+	flags = append(flags, "--count", "1")
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "--cpus", "4", "--with", "example.com/gpu")
 	const want = `RESOURCE         COUNT  FREE AT NODE 0       FREE AT NODE 1  HINTS
 example.com/new  1      0 of 1, 1 faulty     1 of 1          {1}* {0,1}
@@ -258,8 +212,9 @@ single-numa-node  {1}*    yes
 		`--with "example.com/gpu=0": want`:           {"--with", "example.com/gpu=0"},
 		"the request has this resource already":      {"--with", "example.com/new"},
 		"neither the configuration nor the kubelet":  {"--with", "example.com/fpga"},
-		"the kubelet did not say which CPUs it may":  {"--cpus", "1", "--kubelet-dir", "/nonexistent"},
-		"cpuManagerPolicy is not static: omit --cpu": {"--cpus", "1", "--kubelet-dir", (&fakeKubelet{}).serve(t)},
+		"cpuManagerPolicy is not static: omit --cpu": {"--cpus", "1", "--socket", labFlags(t, poddevices.Node{})[7]},
+		"the kubelet did not say which cpu it can assign: the SR-IOV device plugin answers: the kubelet is away": {"--cpus", "1",
+			"--socket", labFlags(t)[7]},
 	} {
 		all := slices.Concat([]string{"sriov", "explain"}, flags, args)
 		if status, stdout, stderr := run(all...); status != exitFailed || stdout != "" || !strings.Contains(stderr, says) {

@@ -15,10 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -48,7 +48,7 @@ func newSRIOVReset() *cobra.Command {
 			return f.reset(cmd.Context(), args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}}
 	cmd.Flags().StringVar(&f.sysfs, "sysfs", pci.Sysfs, "where sysfs is mounted")
-	cmd.Flags().StringVar(&f.socket, "socket", allocation.Socket, "where the device plugin answers")
+	cmd.Flags().StringVar(&f.socket, "socket", poddevices.Socket, "where the device plugin answers")
 	cmd.Flags().BoolVar(&f.function, "function", false, "also reset the PCI function")
 	cmd.Flags().BoolVar(&f.yes, "yes", false, "do it")
 	return cmd
@@ -100,7 +100,7 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 // checkFree returns an error if the kubelet has allocated the VF to a pod. checkFree also returns an error if the device plugin gives no
 // answer and the VF has a user space driver. In this case, only the kubelet knows whether a pod uses the VF.
 func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
-	answer, err := askPlugin(ctx, f.socket)
+	answer, err := askPlugin(ctx, f.socket, poddevices.Question{})
 	for _, d := range answer.Devices {
 		if d.ID == a.String() {
 			return fmt.Errorf("VF %s is in use: %s is allocated to pod %s", a, plainText(d.Resource), plainText(d.Namespace+"/"+d.Pod))

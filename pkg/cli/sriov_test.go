@@ -16,12 +16,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // labFlags returns the flags with which a command reads a fake machine. The machine has two NUMA nodes, each with a PF and two VFs, and
 // pods that use two of the VFs.
-func labFlags(t *testing.T) (flags []string) {
+func labFlags(t *testing.T, assignable ...poddevices.Node) (flags []string) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	dir, err := os.MkdirTemp("", "ls")
 	if err != nil {
@@ -39,7 +39,7 @@ func labFlags(t *testing.T) (flags []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "0000:11:02.0",
+	held := []poddevices.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/fast", ID: "0000:11:02.0",
 		CPUs: []int64{3, 4}},
 		{Namespace: "shop", Pod: "web-1\x1b[31m", Container: "app", Resource: "example.com/fast", ID: "0000:15:02.0", CPUs: []int64{15, 16}}}
 	faults := map[string]string{"0000:11:02.1": "the link of ens0f0 is down"}
@@ -47,8 +47,14 @@ func labFlags(t *testing.T) (flags []string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, l, func(context.Context, allocation.Question) allocation.Answer {
-			return allocation.Answer{Devices: held, Faults: faults}
+		poddevices.Serve(ctx, l, func(_ context.Context, q poddevices.Question) poddevices.Answer {
+			if q.Node && len(assignable) == 0 {
+				return poddevices.Answer{Error: "the kubelet is away"}
+			}
+			if q.Node {
+				return poddevices.Answer{Node: assignable[0]}
+			}
+			return poddevices.Answer{Devices: held, Faults: faults}
 		}, slog.New(slog.DiscardHandler))
 	}()
 	t.Cleanup(func() { cancel(); <-done })

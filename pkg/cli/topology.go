@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const topologyHelp = `Show a picture of this node's pod network: bridges, the interface of each pod on
@@ -111,7 +111,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 }
 
 // newPicture builds the topology of the node from lists: it groups the attachments by bridge and the VFs by PF.
-func newPicture(name string, list []topologyPod, devices []sriovDevice, holder func(h allocation.Device) string) topology {
+func newPicture(name string, list []topologyPod, devices []sriovDevice, holder func(h poddevices.Device) string) topology {
 	t := topology{Node: cmp.Or(name, "this node"), Bridges: []topologyBridge{}, Cards: cardsOf(devices, list, holder), Others: []topologyPod{}}
 	known := map[string]bool{}
 	for _, card := range t.Cards {
@@ -162,7 +162,7 @@ func bridgeOf(name string) topologyBridge {
 }
 
 // cardsOf returns the PFs that support VFs, sorted by NUMA node. Each returned PF contains its VFs.
-func cardsOf(devices []sriovDevice, list []topologyPod, holder func(h allocation.Device) string) []topologyCard {
+func cardsOf(devices []sriovDevice, list []topologyPod, holder func(h poddevices.Device) string) []topologyCard {
 	cards := []topologyCard{}
 	for _, d := range devices {
 		if d.TotalVFs > 0 {

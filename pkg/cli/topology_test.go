@@ -11,9 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/ports"
 )
 
@@ -35,7 +35,7 @@ func exampleTopology() topology {
 		{Device: pci.Device{Address: pf1, NUMANode: pci.Unknown, Driver: "ice", TotalVFs: 8}, PFName: "ens1f0"},
 		{Device: pci.Device{Address: pf0, NUMANode: 1, Driver: "ice", TotalVFs: 8}, PFName: "ens0f0"},
 		{Device: vf("0000:11:02.0", pf0, 0), Resource: "example.com/fast"},
-		{Device: vf("0000:11:02.1", pf0, 1), Resource: "example.com/fast", Holder: &allocation.Device{Namespace: "shop", Pod: "dpdk"}},
+		{Device: vf("0000:11:02.1", pf0, 1), Resource: "example.com/fast", Holder: &poddevices.Device{Namespace: "shop", Pod: "dpdk"}},
 		{Device: vf("0000:15:02.0", pf1, 0), Fault: "the link of ens1f0 is down"},
 	}
 	list := []topologyPod{
@@ -47,7 +47,7 @@ func exampleTopology() topology {
 			HostInterface: "veth3"},
 		{Network: "plain", Pod: "shop/ptp", ContainerID: "c4", IfName: "eth0", State: reconcile.Unknown},
 	}
-	return newPicture("edge-3", list, devices, func(h allocation.Device) string { return h.Namespace + "/" + h.Pod })
+	return newPicture("edge-3", list, devices, func(h poddevices.Device) string { return h.Namespace + "/" + h.Pod })
 }
 
 // TestTopologyText checks the printed tree: the order of bridges, PFs and pods, and the alignment of columns. TestTopologyText also checks

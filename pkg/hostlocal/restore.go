@@ -94,7 +94,8 @@ func missing(rec attachment.Record) (path string, lost []lease) {
 	for _, iface := range append(st.VFs, leased{rec.IfName, st.Addresses}) {
 		for _, p := range iface.Addresses {
 			if _, err := os.Lstat(filepath.Join(path, p.Addr().String())); errors.Is(err, fs.ErrNotExist) {
-				lost = append(lost, lease{p.Addr(), plugin.Attachment{ContainerID: rec.ContainerID, IfName: iface.Name}, rec.Written})
+				lost = append(lost, lease{addr: p.Addr(), of: plugin.Attachment{ContainerID: rec.ContainerID, IfName: iface.Name},
+					written: rec.Written})
 			}
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // fakeKubelet imitates a kubelet that runs the pod shop/web-0.
@@ -99,8 +100,8 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: the device plugin returns the devices of another pod that has the same name. ADD uses these devices only if another source
-// confirms that they belong to the UID of the pod.
+// TestOtherPod: the kubelet may list an earlier or a later pod of the same name. ADD uses its devices only if the device plugin refuses and
+// the checkpoint confirms that they belong to the UID of the pod.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -112,10 +113,12 @@ func TestOtherPod(t *testing.T) {
 		unsure           bool
 	}{
 		{checkpointOf(checkpointEntry("new", vf2), checkpointEntry("old", vf1)), vf2, true},
-		// An earlier or a later pod may have the same name, and the device plugin may return the devices of that pod.
 		{checkpointOf(checkpointEntry("new", vf1), checkpointEntry("old", vf2)), vf1, false},
 	} {
-		*l.unsure = c.unsure
+		*l.refusal = poddevices.Answer{}
+		if c.unsure {
+			*l.refusal = poddevices.Answer{Error: "the list is of another pod"}
+		}
 		writeCheckpoint(t, dir, c.checkpoint)
 		a := l.add("a", keys...)
 		if i := a.result.Interfaces; len(i) != 2 || i[1].PciID != c.want {

@@ -15,23 +15,23 @@ import (
 	"github.com/podlace/podlace/integration/claimtest"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // claimedDevice returns a device of a claim. The argument `result` is the index of the device in the allocation results of the claim.
-func claimedDevice(uid, podClaim string, result int, address string) allocation.Device {
-	return allocation.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &allocation.Claim{UID: uid, Namespace: "shop",
+func claimedDevice(uid, podClaim string, result int, address string) poddevices.Device {
+	return poddevices.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &poddevices.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
 // prepareClaims writes the claim records of devices. prepareClaims also writes the kubelet's state file. In this file, the pod with the
 // given UID uses these claims.
-func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device) {
+func (l testLab) prepareClaims(kubelet, uid string, devices ...poddevices.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
 	for _, d := range devices {
@@ -54,26 +54,20 @@ func (l testLab) prepareClaims(kubelet, uid string, devices ...allocation.Device
 func TestClaims(t *testing.T) {
 	admin := claimedDevice("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true
-	devices := []allocation.Device{claimedDevice("c-2", "z", 0, vf0), claimedDevice("c-1", "m", 1, "0000:11:02.3"), claimedDevice("c-1", "m",
+	devices := []poddevices.Device{claimedDevice("c-2", "z", 0, vf0), claimedDevice("c-1", "m", 1, "0000:11:02.3"), claimedDevice("c-1", "m",
 		0, vf1), admin}
 	const want = "[0000:11:02.1 0000:11:02.3 0000:11:02.0]"
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
-	for _, source := range []string{"the daemon", "an older daemon", "none"} {
+	for _, source := range []string{"the daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
 			dir := k.serveSocket(t)
 			writeCheckpoint(t, dir, checkpointOf())
-			*l.devices = []allocation.Device{}
+			*l.devices = devices
 			keys := []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
-			switch source {
-			case "the daemon":
-				l.prepareClaims(dir, "u-0", devices...)
-				*l.devices, *l.claims = devices, true
-			case "none":
+			l.prepareClaims(dir, "u-0", devices...)
+			if source == "none" {
 				must(t, os.Remove(l.sriov.socket))
-				fallthrough
-			default:
-				l.prepareClaims(dir, "u-0", devices...)
 			}
 			a := l.add("a", keys...)
 			var got []string
@@ -96,7 +90,7 @@ func TestClaims(t *testing.T) {
 // TestClaimUncertain: ADD fails for a pod whose claims are unknown or not prepared.
 func TestClaimUncertain(t *testing.T) {
 	l := newLab(t)
-	*l.devices = []allocation.Device{}
+	must(t, os.Remove(l.sriov.socket))
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
 	dir := k.serveSocket(t)
 	writeCheckpoint(t, dir, checkpointOf())
@@ -118,17 +112,14 @@ func TestClaimUncertain(t *testing.T) {
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
-	for _, source := range []string{"the daemon", "an older daemon", "none"} {
+	for _, source := range []string{"the daemon", "none"} {
 		t.Run(source, func(t *testing.T) {
 			l := newLab(t)
 			dir := k.serveSocket(t)
 			writeCheckpoint(t, dir, checkpointOf())
 			own, other := claimedDevice("c-1", "m", 0, vf1), claimedDevice("c-2", "z", 0, vf0)
 			other.Resource = third
-			*l.devices, *l.claims = []allocation.Device{}, source == "the daemon"
-			if *l.claims {
-				*l.devices = []allocation.Device{own, other}
-			}
+			*l.devices = []poddevices.Device{own, other}
 			if source == "none" {
 				must(t, os.Remove(l.sriov.socket))
 			}
@@ -144,9 +135,7 @@ func TestClaimOfOtherResource(t *testing.T) {
 			}
 			l.del("a", keys...)
 			other.Claim.Admin = true
-			if *l.claims {
-				*l.devices = []allocation.Device{own, other}
-			}
+			*l.devices = []poddevices.Device{own, other}
 			l.prepareClaims(dir, "u-0", own, other)
 			l.add("a", keys...)
 			l.del("a", keys...)
@@ -157,7 +146,7 @@ func TestClaimOfOtherResource(t *testing.T) {
 // TestSharedClaim: pods that share a claim get the VF one after another. The VF is never in two pods at the same time.
 func TestSharedClaim(t *testing.T) {
 	l := newLab(t)
-	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
+	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf0)}
 	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	other := []any{"CNI_NETNS", kerneltest.NewPod(t).Path}
@@ -193,8 +182,8 @@ func TestResetClaimed(t *testing.T) {
 // whose namespace still exists, changes by a tenant, and a driver that creates no interface. The VFs of other claims stay in their pods.
 func TestReturnClaim(t *testing.T) {
 	l := newLab(t)
-	devices := []allocation.Device{claimedDevice("c-0", "a", 0, vf0), claimedDevice("c-0", "a", 1, vf1), claimedDevice("c-1", "b", 0, vf2)}
-	*l.devices, *l.claims = devices, true
+	devices := []poddevices.Device{claimedDevice("c-0", "a", 0, vf0), claimedDevice("c-0", "a", 1, vf1), claimedDevice("c-1", "b", 0, vf2)}
+	*l.devices = devices
 	l.prepareClaims(t.TempDir(), "u-0", devices...)
 	l.add("a")
 	l.changeAsTenant("net2")
@@ -225,7 +214,7 @@ func TestReturnClaim(t *testing.T) {
 // VF of this claim.
 func TestClaimEnds(t *testing.T) {
 	l := newLab(t)
-	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
+	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf0)}
 	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	r, err := claim.Read(l.sriov.claims, "c-0")
 	r.State = claim.Preparing
@@ -243,7 +232,7 @@ func TestSettle(t *testing.T) {
 	must(t, err)
 	log := slog.New(slog.DiscardHandler)
 	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
-	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf1)}, true
+	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf1)}
 	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	must(t, FreeOrphan(l.sriov.sysfs, a, "c-0", log))
@@ -263,7 +252,7 @@ func TestSettleUnseen(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
 	must(t, err)
-	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf1)}, true
+	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf1)}
 	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	netns := ""
@@ -289,7 +278,7 @@ func TestSettleUnseen(t *testing.T) {
 // TestClaimAddresses: after ADD, the journal of a claim's VF contains the VF's addresses.
 func TestClaimAddresses(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "subnet": "10.7.0.0/24"}, "vlan", nil)
-	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, vf0)}, true
+	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf0)}
 	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.add("a")
 	h, err := Holdings()
@@ -308,7 +297,7 @@ func TestClaimedPF(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, l.host.DelLink("ens0f0"), l.host.DelLink("ens0f0peer")) })
 	before := describe(l.link("ens0f0"))
-	*l.devices, *l.claims = []allocation.Device{claimedDevice("c-0", "a", 0, pf)}, true
+	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, pf)}
 	l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

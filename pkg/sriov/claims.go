@@ -11,10 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // JournalFolder contains one journal file for each attached VF. The name of a journal file is the PCI address of its VF. ADD writes the
@@ -32,7 +32,7 @@ type Holding struct {
 	IPs         []netip.Prefix
 	VLAN        int
 	Since       time.Time
-	Claim       *allocation.Claim // claim that assigned the VF; nil for the device plugin API
+	Claim       *poddevices.Claim // claim that assigned the VF; nil for the device plugin API
 	Ready       bool              // ADD has finished; set only for a claim
 }
 
@@ -59,7 +59,7 @@ func (s sriov) stillPrepared(v *vf) error {
 	}
 	r, err := claim.Read(s.claims, v.Claim.UID)
 	if err == nil && (r.State != claim.Prepared || !r.Has(v.Address.String())) {
-		err = allocation.ErrUnprepared
+		err = poddevices.ErrUnprepared
 	}
 	if err != nil {
 		return plugin.Errorf(plugin.CodeTryAgain, "VF %s of claim %s/%s: %w", v.Address, v.Claim.Namespace, v.Claim.Name, err)

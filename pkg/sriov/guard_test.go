@@ -13,19 +13,19 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
 // TestTwice: the conflist has two sriov entries. The second entry does not attach the VFs of the first entry.
 func TestTwice(t *testing.T) {
 	l := newLab(t)
-	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
+	*l.devices = []poddevices.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
 	a := l.add("a", "resources", []string{fast})
-	*l.devices = []allocation.Device{{Namespace: "shop", Pod: "web-0", Resource: slow, ID: vf1}}
+	*l.devices = []poddevices.Device{{Namespace: "shop", Pod: "web-0", Resource: slow, ID: vf1}}
 	o := l.Call("ADD", "a", "resources", []string{slow}, "ifName", "b{index}", "prevResult", a.prev)
 	l.Fails(o, plugin.CodeAddressTaken, "the pod already has VF 0000:11:02.0 as net1")
 	if !strings.Contains(o.Failure.Details, "If the conflist has the type sriov twice") {
@@ -173,7 +173,7 @@ func TestCheckOldVersions(t *testing.T) {
 			must(t, os.Remove(record))
 			l.Fails(a.check(), plugin.CodeStateDiffers, "the record of the pod's VFs is missing")
 			l.del("a", "prevResult", a.prev)
-			*l.devices = []allocation.Device{}
+			*l.devices = []poddevices.Device{}
 			l.OK(l.Call("CHECK", "b"))
 		})
 	}

@@ -12,13 +12,13 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -33,7 +33,7 @@ type igb struct {
 func newIGB(t *testing.T, keys ...any) igb {
 	t.Helper()
 	pf := kerneltest.RealPF(t)
-	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"), os.MkdirAll(filepath.Dir(allocation.Socket), 0o755))
+	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"), os.MkdirAll(filepath.Dir(poddevices.Socket), 0o755))
 	kerneltest.SetNumVFs(t, pf, 0)
 	host, err := kernel.Host()
 	must(t, err)
@@ -54,7 +54,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 		kerneltest.Await(t, "the PF knows the MAC of "+f.Name, func() bool { return bytes.Equal(l.asPF(i).MAC, l.link(f.Name).MAC) })
 	}
 	l.Pod = kerneltest.NewPod(t)
-	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, allocation.Socket, claim.Folder}
+	*l.sriov = sriov{ipam.Runner{Builtin: []plugin.Plugin{hostlocal.Plugin()}}, pci.Sysfs, poddevices.Socket, claim.Folder}
 	l.serveSocket()
 	l.Conf = object{"cniVersion": "1.1.0", "name": "net", "type": "sriov", "resources": []string{fast}, "kubeletDir": "/run/no-kubelet",
 		"prevResult": object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "eth0", "sandbox": l.Pod.Path}}}}.With(keys...)

@@ -14,11 +14,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -47,7 +47,7 @@ type vfJournal struct {
 	Chained        bool           `json:"chained,omitempty"`
 	Former         formerState    `json:"former"`
 
-	Claim *allocation.Claim `json:"claim,omitempty"` // claim that assigned the VF
+	Claim *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
 	VLAN  int               `json:"vlan,omitempty"`
 	IPs   []netip.Prefix    `json:"ips,omitempty"`   // addresses in the pod
 	Ready bool              `json:"ready,omitempty"` // ADD has finished; set only for a claim

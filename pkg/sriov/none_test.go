@@ -12,9 +12,9 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/integration/kerneltest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // TestNoVFUncertain (V-25): ADD concludes that a pod has no VFs only if the kubelet's PodResources API and a readable checkpoint both
@@ -28,16 +28,15 @@ func TestNoVFUncertain(t *testing.T) {
 	keys := func(uid string) []any {
 		return []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0" + uid}
 	}
-	*l.unsure = true
+	*l.refusal = poddevices.Answer{Error: "the list is of another pod"}
 	writeCheckpoint(t, dir, other)
 	l.Fails(l.Call("ADD", "a", keys(";K8S_POD_UID=new")...), plugin.CodeTryAgain,
 		"the SR-IOV device plugin does not confirm that the pod has no VF")
-	*l.unsure = false
-	*l.refusal = allocation.Answer{Error: "pod shop/web-0 may have " + vf1, Uncertain: true}
+	*l.refusal = poddevices.Answer{Error: "pod shop/web-0 may have " + vf1, Cause: poddevices.ErrUncertain}
 	o := l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "may have "+vf1)
 	l.wantHint(o, "retry in a minute: 'podlace sriov ls' shows the VF")
-	*l.refusal = allocation.Refusal(fmt.Errorf("the pod has claim shop/vf: %w", allocation.ErrUnprepared))
+	*l.refusal = poddevices.Refusal(fmt.Errorf("the pod has claim shop/vf: %w", poddevices.ErrUnprepared))
 	o = l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "the pod has claim shop/vf: the claim is not prepared")
 	l.wantHint(o, "check that sriov-device-plugin is running, because it prepares claims")
@@ -54,6 +53,10 @@ func TestNoVFUncertain(t *testing.T) {
 		l.Fails(o, plugin.CodeTryAgain, c.says)
 		l.wantHint(o, c.hint)
 	}
+	writeCheckpoint(t, dir, checkpointOf())
+	o = l.Call("ADD", "a", append(keys(";K8S_POD_UID=new"), "CNI_PATH", "/nonexistent")...)
+	l.Fails(o, plugin.CodeTryAgain, poddevices.Program+", which asks the kubelet in its place, is not installed")
+	l.wantHint(o, "install "+poddevices.Program+" beside sriov, and start sriov-device-plugin")
 	must(t, os.Remove(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")))
 	o = l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
 	l.Fails(o, plugin.CodeTryAgain, "checkpoint")

@@ -5,7 +5,6 @@ package sriov
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,11 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -27,7 +25,7 @@ const askTimeout = 10 * time.Second
 
 // daemonTimeout is the part of askTimeout in which the device plugin must answer. If the device plugin does not answer within this time,
 // the plugin asks the kubelet.
-const daemonTimeout = allocation.AnswerTimeout + time.Second
+const daemonTimeout = poddevices.AnswerTimeout + time.Second
 
 // wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. For a pod without VFs, wantedVFs returns an
 // empty list.
@@ -112,7 +110,7 @@ func checkDistinct(r *plugin.Request, cfg requestConfig, vfs []vf) error {
 }
 
 // allocatedDevices returns the devices that were allocated to the pod and belong to the configured resources.
-func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices []allocation.Device, err error) {
+func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices []poddevices.Device, err error) {
 	if r.Pod.Name == "" {
 		if isChained(r) {
 			r.Log.Info("no VF is attached: the runtime passes no pod name")
@@ -132,7 +130,7 @@ func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices [
 
 // checkAttached returns an error if no network attaches the VF of one of the pod's claims. This error means that the VF's resource is
 // missing from both `resources` and `otherResources` in the configuration.
-func (c requestConfig) checkAttached(others []allocation.Device) error {
+func (c requestConfig) checkAttached(others []poddevices.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "VF %s of claim %s/%s: its resource %s is missing from the configuration of sriov",
@@ -146,13 +144,15 @@ func (c requestConfig) checkAttached(others []allocation.Device) error {
 // hintFor returns a hint for the admin. The argument `err` is the error that occurred when the plugin searched for the pod's VFs.
 func (c requestConfig) hintFor(err error) string {
 	switch {
-	case errors.Is(err, podresources.ErrNoUID):
+	case errors.Is(err, poddevices.ErrNoUID):
 		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
-	case errors.Is(err, podresources.ErrNoCheckpoint):
+	case errors.Is(err, poddevices.ErrNoCheckpoint):
 		return "no device plugin has registered with the kubelet: remove sriov from the conflist, or start sriov-device-plugin with a resource for this node"
-	case errors.Is(err, allocation.ErrUnprepared):
+	case errors.Is(err, poddevices.ErrNoProgram):
+		return "install " + poddevices.Program + " beside sriov, and start sriov-device-plugin: systemctl status sriov-device-plugin"
+	case errors.Is(err, poddevices.ErrUnprepared):
 		return "check that sriov-device-plugin is running, because it prepares claims"
-	case errors.Is(err, allocation.ErrUncertain):
+	case errors.Is(err, poddevices.ErrUncertain):
 		return "retry in a minute: 'podlace sriov ls' shows the VF"
 	}
 	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov"
@@ -162,17 +162,14 @@ func (c requestConfig) hintFor(err error) string {
 // reads the records of claims. If the answer of the device plugin or of the kubelet contains a device, the pod certainly has this device.
 // If the kubelet reports no device, the pod may still have a device, because the kubelet lists a new device only after a delay. The result
 // `others` contains the devices of the pod's claims whose resources are not in the configuration.
-func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []allocation.Device, err error) {
+func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []poddevices.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
-	if err == nil && answer.Claims && answer.Others != nil {
+	if err == nil {
 		return answer.Devices, answer.Others, nil
 	}
-	devices = slices.DeleteFunc(answer.Devices, func(d allocation.Device) bool { return d.Claim != nil })
-	if err != nil {
-		if devices, err = s.askKubelet(r, cfg, began.Add(askTimeout), err); err != nil {
-			return nil, nil, err
-		}
+	if devices, err = s.askKubelet(r, cfg, began.Add(askTimeout), err); err != nil {
+		return nil, nil, err
 	}
 	claimed, err := claim.NewCache(s.claims, cfg.Kubelet).Find(claim.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID})
 	if err != nil {
@@ -183,16 +180,14 @@ func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others
 }
 
 // askKubelet asks the kubelet for the pod's devices. The argument `unanswered` is the error from the device plugin.
-func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time, unanswered error) ([]allocation.Device, error) {
+func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time, unanswered error) ([]poddevices.Device, error) {
 	away := errors.Is(unanswered, fs.ErrNotExist) || errors.Is(unanswered, syscall.ECONNREFUSED)
 	if !away {
 		r.Log.Warn("no answer from the SR-IOV device plugin; asking the kubelet instead", "error", unanswered)
 	}
-	kubelet := podresources.At(cfg.Kubelet)
-	kubelet.Resources, kubelet.Claims = cfg.Resources, claim.InUse(s.claims)
-	ctx, cancel := context.WithDeadline(context.Background(), until)
-	defer cancel()
-	devices, err := podresources.Ask(ctx, kubelet, r.Pod.Namespace, r.Pod.Name, r.Pod.UID)
+	devices, err := poddevices.AskKubelet(r.Path, poddevices.KubeletQuestion{Folder: cfg.Kubelet, InUse: claim.InUse(s.claims),
+		Timeout:  time.Until(until),
+		Question: poddevices.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources}})
 	switch {
 	case away:
 		return devices, err
@@ -204,21 +199,16 @@ func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time,
 	return devices, nil
 }
 
-// askDaemon returns the pod's devices according to the device plugin. An older version of the device plugin does not report the devices of
-// claims.
-func (s sriov) askDaemon(r *plugin.Request, cfg requestConfig, until time.Time) (allocation.Answer, error) {
-	answer, err := allocation.Ask(s.socket, until,
-		allocation.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources, Claims: true})
+// askDaemon returns the pod's devices according to the device plugin.
+func (s sriov) askDaemon(r *plugin.Request, cfg requestConfig, until time.Time) (poddevices.Answer, error) {
+	answer, err := poddevices.Ask(s.socket, until,
+		poddevices.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
 	if err != nil {
-		return allocation.Answer{}, err
-	}
-	if !slices.Equal(answer.Resources, cfg.Resources) || answer.UID != r.Pod.UID {
-		return allocation.Answer{}, fmt.Errorf("the SR-IOV device plugin answers for %q and UID %q instead of %q and UID %q: it is older than this plugin; update it",
-			answer.Resources, answer.UID, cfg.Resources, r.Pod.UID)
+		return poddevices.Answer{}, err
 	}
 	for _, d := range answer.Devices {
 		if d.Namespace != r.Pod.Namespace || d.Pod != r.Pod.Name || !slices.Contains(cfg.Resources, d.Resource) {
-			return allocation.Answer{}, fmt.Errorf("the SR-IOV device plugin answers with a device of %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
+			return poddevices.Answer{}, fmt.Errorf("the SR-IOV device plugin answers with a device of %s of pod %s/%s", d.Resource, d.Namespace, d.Pod)
 		}
 	}
 	return answer, nil
@@ -226,8 +216,8 @@ func (s sriov) askDaemon(r *plugin.Request, cfg requestConfig, until time.Time) 
 
 // sortDevices sorts the devices of a pod by container, then by resource in the order of the configuration, then by address. The devices of
 // claims are last, sorted by the claim's name in the pod and by their order in the claim.
-func sortDevices(devices []allocation.Device, resources []string) (vfs []vf, err error) {
-	devices = slices.DeleteFunc(devices, func(d allocation.Device) bool { return d.Claim != nil && d.Claim.Admin })
+func sortDevices(devices []poddevices.Device, resources []string) (vfs []vf, err error) {
+	devices = slices.DeleteFunc(devices, func(d poddevices.Device) bool { return d.Claim != nil && d.Claim.Admin })
 	of, seen := map[string]pci.Address{}, map[pci.Address]bool{} // by ID
 	for _, d := range devices {
 		a, err := pci.ParseAddress(d.ID)
@@ -241,7 +231,7 @@ func sortDevices(devices []allocation.Device, resources []string) (vfs []vf, err
 		}
 		of[d.ID], seen[a] = a, true
 	}
-	slices.SortFunc(devices, func(a, b allocation.Device) int {
+	slices.SortFunc(devices, func(a, b poddevices.Device) int {
 		return cmp.Or(compareClaims(a.Claim, b.Claim), cmp.Compare(a.Index, b.Index),
 			cmp.Compare(slices.Index(resources, a.Resource), slices.Index(resources, b.Resource)), of[a.ID].Compare(of[b.ID]))
 	})
@@ -251,7 +241,7 @@ func sortDevices(devices []allocation.Device, resources []string) (vfs []vf, err
 	return vfs, nil
 }
 
-func compareClaims(a, b *allocation.Claim) int {
+func compareClaims(a, b *poddevices.Claim) int {
 	switch {
 	case a == nil && b == nil:
 		return 0

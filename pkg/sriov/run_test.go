@@ -22,17 +22,23 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
-func TestMain(m *testing.M) { kerneltest.Main(m) }
+// TestMain also runs the program that asks the kubelet, if the plugin starts this test binary by its name.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == poddevices.Program {
+		os.Exit(podresources.Main(nil, os.Stdin, os.Stdout))
+	}
+	kerneltest.Main(m)
+}
 
 type (
 	object  = kerneltest.Object
@@ -51,10 +57,8 @@ type testLab struct {
 	kerneltest.Lab
 	sriov   *sriov
 	host    *kernel.Node
-	devices *[]allocation.Device
-	unsure  *bool              // the device plugin is not sure about the pod's UID
-	claims  *bool              // the device plugin supports claims
-	refusal *allocation.Answer // error of the device plugin
+	devices *[]poddevices.Device
+	refusal *poddevices.Answer // error of the device plugin
 	served  *atomic.Pointer[knowledge]
 	golden  string
 	card    func() string // describes the card if it is a real one
@@ -62,13 +66,12 @@ type testLab struct {
 
 // knowledge is what the device plugin answers with. Its socket is served beside the test, so it gets a copy before each call.
 type knowledge struct {
-	devices        []allocation.Device
-	unsure, claims bool
-	refusal        allocation.Answer
+	devices []poddevices.Device
+	refusal poddevices.Answer
 }
 
 func (l testLab) publish() {
-	l.served.Store(&knowledge{slices.Clone(*l.devices), *l.unsure, *l.claims, *l.refusal})
+	l.served.Store(&knowledge{slices.Clone(*l.devices), *l.refusal})
 }
 
 // newLab returns a test lab in which the plugin runs in a chain after another plugin. When the test ends, newLab's cleanup checks that all
@@ -100,9 +103,13 @@ func newLab(t *testing.T, keys ...any) testLab {
 // unsetLab returns a test lab without VFs, without a pod and without configuration.
 func unsetLab(t *testing.T, host *kernel.Node) testLab {
 	t.Helper()
-	l := testLab{sriov: &sriov{}, host: host, devices: &[]allocation.Device{}, unsure: new(bool), claims: new(bool),
-		refusal: &allocation.Answer{}, served: &atomic.Pointer[knowledge]{}}
-	l.Lab = kerneltest.Lab{T: t, Env: map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"},
+	l := testLab{sriov: &sriov{}, host: host, devices: &[]poddevices.Device{},
+		refusal: &poddevices.Answer{}, served: &atomic.Pointer[knowledge]{}}
+	programs := t.TempDir()
+	test, err := os.Executable()
+	must(t, err, os.Symlink(test, filepath.Join(programs, poddevices.Program)))
+	env := map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "CNI_PATH": programs}
+	l.Lab = kerneltest.Lab{T: t, Env: env,
 		Plugin: func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 			l.publish()
 			return l.sriov.plugin().Run(getenv, stdin, stdout, stderr)
@@ -139,17 +146,18 @@ func (l *testLab) serveSocket() {
 	served := l.served
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
+		poddevices.Serve(ctx, listener, func(_ context.Context, q poddevices.Question) poddevices.Answer {
 			know := served.Load()
-			a := allocation.Answer{Devices: know.devices, Resources: q.Resources, UID: q.UID, Claims: know.claims && q.Claims}
-			if a.Claims {
-				a.Devices, a.Others = claim.Split(know.devices, q.Resources)
-			}
 			if know.refusal.Error != "" {
 				return know.refusal
 			}
-			if know.unsure {
-				a.UID = ""
+			var a poddevices.Answer
+			for _, d := range know.devices {
+				if d.Claim != nil && !slices.Contains(q.Resources, d.Resource) {
+					a.Others = append(a.Others, d)
+				} else {
+					a.Devices = append(a.Devices, d)
+				}
 			}
 			return a
 		}, slog.New(slog.DiscardHandler))
@@ -161,7 +169,7 @@ func (l *testLab) serveSocket() {
 func (l testLab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
-		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: a})
+		*l.devices = append(*l.devices, poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: a})
 	}
 }
 

@@ -13,20 +13,20 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/integration/kerneltest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 // claimDevice returns a device of the first claim, with the given settings. The settings whose keys are in the argument `claimed` come from
 // the claim, and all other settings come from the class.
-func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) allocation.Device {
+func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) poddevices.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
 	return d
 }
 
-func claimed1(result int, address string) allocation.Device {
+func claimed1(result int, address string) poddevices.Device {
 	return claimedDevice("c-0", "a", result, address)
 }
 
@@ -62,21 +62,22 @@ func TestClaimSettings(t *testing.T) {
 }
 
 // serveClaims makes the device plugin return the given devices of claims. serveClaims also writes the records of these claims.
-func (l testLab) serveClaims(devices ...allocation.Device) {
+func (l testLab) serveClaims(devices ...poddevices.Device) {
 	l.Helper()
-	*l.devices, *l.claims = devices, true
+	*l.devices = devices
 	l.prepareClaims(l.TempDir(), "u-0", devices...)
 }
 
 // allocate0 allocates an additional VF, which belongs to no claim, to the pod.
 func (l testLab) allocate0(address string) {
-	*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
+	*l.devices = append(*l.devices, poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
 }
 
 // TestClaimSettingsRefused: ADD fails before any change if the claim record contains settings that cannot be applied.
 func TestClaimSettingsRefused(t *testing.T) {
 	l := newLab(t)
 	const sets = "VF " + vf0 + " with the settings of claim shop/web-0-a: "
+	socket := l.sriov.socket
 	for _, c := range []struct {
 		config vfconfig.Config
 		says   string
@@ -94,11 +95,12 @@ func TestClaimSettingsRefused(t *testing.T) {
 	} {
 		l.serveClaims(claimDevice(0, vf0, c.config))
 		if len(c.config.Unknown) > 0 { // only another version could write it
-			*l.devices, *l.claims = nil, false
+			l.sriov.socket = "/nonexistent"
 			dir := l.lateRecord(vf0, `"queues":4`)
 			c.keys = []any{"kubeletDir", dir, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=u-0"}
 		}
 		l.Fails(l.Call("ADD", "a", c.keys...), plugin.CodeConfig, c.says)
+		l.sriov.socket = socket
 	}
 	const both = ": VF " + vf0 + " of claim shop/web-0-a and VF " + vf1 + " of claim shop/web-0-b"
 	for _, c := range []struct {

@@ -20,13 +20,13 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -55,7 +55,7 @@ type vf struct {
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
-	Claim  *allocation.Claim `json:"claim,omitempty"`  // claim that assigned the VF
+	Claim  *poddevices.Claim `json:"claim,omitempty"`  // claim that assigned the VF
 	Wanted *pfSettings       `json:"wanted,omitempty"` // settings with those of claim or class; nil if state.Wanted applies
 
 	config     *vfconfig.Config // settings of the claim and its class; nil if there are none
@@ -75,7 +75,7 @@ type sriov struct {
 
 // Plugin returns the sriov plugin. The argument `builtin` contains IPAM plugins that run in the process of the sriov plugin.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
-	return PluginAt(pci.Sysfs, allocation.Socket, claim.Folder, builtin...)
+	return PluginAt(pci.Sysfs, poddevices.Socket, claim.Folder, builtin...)
 }
 
 // PluginAt returns the sriov plugin with the given paths of sysfs, the device plugin's socket and the folder of claim records.

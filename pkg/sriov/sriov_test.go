@@ -13,10 +13,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/integration/kerneltest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -64,7 +64,7 @@ func TestOrder(t *testing.T) {
 		container    int
 		resource, id string
 	}{{1, fast, vf0}, {0, slow, vf1}, {0, fast, "0000:11:02.3"}, {0, fast, vf2}} {
-		*l.devices = append(*l.devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: fmt.Sprint("c", i), Index: d.container,
+		*l.devices = append(*l.devices, poddevices.Device{Namespace: "shop", Pod: "web-0", Container: fmt.Sprint("c", i), Index: d.container,
 			Resource: d.resource, ID: d.id})
 	}
 	a := l.add("a")
@@ -123,7 +123,7 @@ func TestMultus(t *testing.T) {
 // TestWithoutVF: for a pod without VFs, ADD returns the result of the earlier plugins and writes no file.
 func TestWithoutVF(t *testing.T) {
 	l := newLab(t)
-	*l.devices = []allocation.Device{}
+	*l.devices = []poddevices.Device{}
 	for _, keys := range [][]any{nil, {"CNI_ARGS", ""}} {
 		a := l.add("a", keys...)
 		if len(a.result.Interfaces) != 1 || len(a.result.IPs) != 1 {
@@ -142,21 +142,21 @@ func TestFailClosed(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
 	good := (*l.devices)[0]
-	for says, change := range map[string]func(d *allocation.Device){
-		"answers with a device of example.com/fast of pod shop/db-0":  func(d *allocation.Device) { d.Pod = "db-0" },
-		"answers with a device of example.com/fast of pod bank/web-0": func(d *allocation.Device) { d.Namespace = "bank" },
-		"answers with a device of example.com/other of pod":           func(d *allocation.Device) { d.Resource = "example.com/other" },
+	for says, change := range map[string]func(d *poddevices.Device){
+		"answers with a device of example.com/fast of pod shop/db-0":  func(d *poddevices.Device) { d.Pod = "db-0" },
+		"answers with a device of example.com/fast of pod bank/web-0": func(d *poddevices.Device) { d.Namespace = "bank" },
+		"answers with a device of example.com/other of pod":           func(d *poddevices.Device) { d.Resource = "example.com/other" },
 	} {
 		d := good
 		change(&d)
-		*l.devices = []allocation.Device{good, d}
+		*l.devices = []poddevices.Device{good, d}
 		l.Fails(l.Call("ADD", "a"), plugin.CodeTryAgain, says)
 	}
 	d := good
 	d.ID = "ens0f0v0"
-	*l.devices = []allocation.Device{d}
+	*l.devices = []poddevices.Device{d}
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, `the pod's device "ens0f0v0" is not a VF`)
-	*l.devices = []allocation.Device{good, good}
+	*l.devices = []poddevices.Device{good, good}
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "was allocated to the pod twice")
 	l.allocate(vf0, vf1)
 	l.Fails(l.Call("ADD", "a", "mac", "02:00:00:00:00:01"), plugin.CodeConfig, "only one VF can have it, but the pod has 2 VFs")

@@ -30,8 +30,8 @@ type buildOptions struct {
 	at                time.Time // the time of all files and of the image
 }
 
-// rootPrograms returns the programs in the root folder of the image. All other programs below plugins/ are CNI plugins, which are in the
-// image's folder /plugins.
+// rootPrograms returns the programs in the root folder of the image. All others below plugins/ are for the runtime's folder of plugins, and
+// in the folder /plugins of the image.
 func rootPrograms() []string { return []string{"podlace", "podlace-node", "sriov-device-plugin"} }
 
 func platforms() []v1.Platform {

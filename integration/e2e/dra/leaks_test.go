@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF of the deleted pod only after the deleted pod has
@@ -121,7 +121,7 @@ func TestOrphanedRecord(t *testing.T) {
 	l := newLab(t, setup{})
 	uid := "8d2f6a34-0000-4000-8000-000000000001"
 	r := claim.Record{State: claim.Prepared, Writer: "test", Reserved: []claim.Consumer{{Resource: "pods", Name: "web", UID: "none"}},
-		Devices: []allocation.Device{{Resource: resource, ID: l.ids[0], Claim: &allocation.Claim{UID: uid, Namespace: l.ns, Name: "vf",
+		Devices: []poddevices.Device{{Resource: resource, ID: l.ids[0], Claim: &poddevices.Claim{UID: uid, Namespace: l.ns, Name: "vf",
 			Request: "nic", Pool: nodeName, Device: deviceName(l.ids[0])}}}}
 	if err := claim.Write(claimRecords, r); err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 )
 
 // servicePID returns the process ID of a program that scripts/node.sh restarts whenever it ends.
@@ -25,7 +25,7 @@ func allocatableNow(want int) error {
 	defer cancel()
 	k := podresources.At(kubeletRoot)
 	k.Resources = []string{slow}
-	devices, err := podresources.Allocatable(ctx, k)
+	devices, _, err := podresources.Allocatable(ctx, k)
 	if err == nil && len(devices) != want {
 		err = fmt.Errorf("the kubelet has %d allocatable devices", len(devices))
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 )
 
 // TestAttach (V-18): each pod has its VFs before the first container starts. The interfaces in the pod have the documented names (net1,

@@ -18,7 +18,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podlace/podlace/integration/harness/node"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 )
 
 // TestKubeletAnswers: the kubelet's answers distinguish a pod with VFs, a pod without VFs, another pod of the same name and an unknown pod.

@@ -14,14 +14,15 @@ import (
 
 	"github.com/podlace/podlace/integration/harness/node"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // allocatableDevices returns the healthy devices of a resource, including the allocated devices.
-func allocatableDevices(t *testing.T, of string) ([]allocation.Device, error) {
+func allocatableDevices(t *testing.T, of string) ([]poddevices.Device, error) {
 	t.Helper()
-	return podresources.Allocatable(t.Context(), kubeletFor(of))
+	devices, _, err := podresources.Allocatable(t.Context(), kubeletFor(of))
+	return devices, err
 }
 
 // checkFree returns an error unless the kubelet has the given number of free VFs. checkFree starts a pod that requests too many VFs,

@@ -18,8 +18,8 @@ import (
 
 	"github.com/podlace/podlace/integration/harness/node"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const (
@@ -97,7 +97,7 @@ func (p *devicePlugin) awaitReady(limit time.Duration) time.Duration {
 	})
 	ready := time.Since(begin)
 	checkWithin(p.t, limit, "the kubelet has all VFs", func() error {
-		devices, err := podresources.Allocatable(p.t.Context(), podresources.At(kubeletRoot))
+		devices, _, err := podresources.Allocatable(p.t.Context(), podresources.At(kubeletRoot))
 		if err == nil && len(devices) < allVFs {
 			err = fmt.Errorf("it has %d devices", len(devices))
 		}
@@ -145,7 +145,7 @@ func kubeletFor(of string) podresources.Kubelet {
 }
 
 // heldDevices returns the allocated devices of a resource and their pods, as the kubelet reports them.
-func heldDevices(t *testing.T, of string) []allocation.Device {
+func heldDevices(t *testing.T, of string) []poddevices.Device {
 	t.Helper()
 	held, err := podresources.List(t.Context(), kubeletFor(of))
 	if err != nil {

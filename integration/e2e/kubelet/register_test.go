@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/harness/node"
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // TestRegister: pods get VFs if the plugin registers through the kubelet's device-plugins folder or through its plugins_registry folder.
@@ -50,7 +50,7 @@ func TestRegister(t *testing.T) {
 // checkReported fails the test unless the daemon and `podlace sriov ls` report the given VFs for the pod.
 func (l *testLab) checkReported(pod string, ids []string) {
 	l.t.Helper()
-	answer, err := allocation.Ask(l.socketPath(), time.Now().Add(10*time.Second), allocation.Question{Namespace: "shop", Pod: pod + "-node"})
+	answer, err := poddevices.Ask(l.socketPath(), time.Now().Add(10*time.Second), poddevices.Question{Namespace: "shop", Pod: pod + "-node"})
 	if err != nil {
 		l.t.Fatal(err)
 	}

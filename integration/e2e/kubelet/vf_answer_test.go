@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const podSocket = kubeletRoot + "/pod-resources/kubelet.sock"
@@ -69,7 +69,7 @@ func TestWhoAnswers(t *testing.T) {
 	plain := l.awaitRunning("plain", "")
 
 	l.devicePlugin.endProgram(syscall.SIGKILL)
-	if _, err := os.Stat(allocation.Socket); err != nil {
+	if _, err := os.Stat(poddevices.Socket); err != nil {
 		t.Error(err) // the socket must remain and refuse connections, as after a crash
 	}
 	web := l.endSandbox("web")

@@ -20,9 +20,9 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // Resource is the resource name of all VFs.
@@ -48,7 +48,7 @@ func peerOf(i int) string { return Name(i) + "peer" }
 type Card struct {
 	testing.TB
 	mutex   sync.Mutex
-	devices []allocation.Device
+	devices []poddevices.Device
 	claims  *claim.Cache // nil for a node without claims
 }
 
@@ -77,7 +77,7 @@ func (c *Card) Allocate(vfs ...int) {
 	defer c.mutex.Unlock()
 	c.devices = nil
 	for _, i := range vfs {
-		c.devices = append(c.devices, allocation.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource,
+		c.devices = append(c.devices, poddevices.Device{Namespace: podNamespace, Pod: podName, Container: "app", Resource: Resource,
 			ID: Address(i)})
 	}
 }
@@ -90,22 +90,22 @@ func (c *Card) Claim(kubelet string) {
 	c.claims = claim.NewCache(claim.Folder, kubelet)
 }
 
-func (c *Card) answerQuestion(_ context.Context, q allocation.Question) allocation.Answer {
+func (c *Card) answerQuestion(_ context.Context, q poddevices.Question) poddevices.Answer {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	a := allocation.Answer{Resources: q.Resources, UID: q.UID}
+	var a poddevices.Answer
 	if q.Namespace == podNamespace && q.Pod == podName {
 		a.Devices = slices.Clone(c.devices)
 	}
-	if c.claims == nil || !q.Claims {
+	if c.claims == nil {
 		return a
 	}
 	claimed, err := c.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 	if err != nil {
-		return allocation.Answer{Error: err.Error()}
+		return poddevices.Answer{Error: err.Error()}
 	}
 	claimed, a.Others = claim.Split(claimed, q.Resources)
-	a.Devices, a.Claims = append(a.Devices, claimed...), true
+	a.Devices = append(a.Devices, claimed...)
 	return a
 }
 
@@ -213,16 +213,16 @@ func Tell(t testing.TB) {
 // serveDevices starts the server that replaces the device plugin.
 func (c *Card) serveDevices() {
 	c.Helper()
-	must(c, os.MkdirAll(filepath.Dir(allocation.Socket), 0o700))
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: allocation.Socket, Net: "unix"})
+	must(c, os.MkdirAll(filepath.Dir(poddevices.Socket), 0o700))
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: poddevices.Socket, Net: "unix"})
 	must(c, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, listener, c.answerQuestion, slog.New(slog.DiscardHandler))
+		poddevices.Serve(ctx, listener, c.answerQuestion, slog.New(slog.DiscardHandler))
 	}()
-	c.Cleanup(func() { cancel(); <-done; _ = os.Remove(allocation.Socket) })
+	c.Cleanup(func() { cancel(); <-done; _ = os.Remove(poddevices.Socket) })
 }
 
 func must(t testing.TB, errs ...error) {

@@ -17,10 +17,11 @@ import (
 
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The type program is a plugin binary that the agent installs. On the nodes of a cluster, the binaries have names with the prefix podlace-.
+// The type program is a binary that the agent installs. On the nodes of a cluster, the binaries have names with the prefix podlace-.
 // Linux distributions and other networks install files with the names of the reference plugins. Without the prefix, their updates would
 // overwrite Podlace's binaries.
 type program struct {
@@ -35,6 +36,7 @@ func programs() []program {
 		{from: "loopback", to: "loopback", missing: true},
 		{from: "portmap", to: "podlace-portmap"},
 		{from: "bandwidth", to: "podlace-bandwidth"},
+		{from: poddevices.Program, to: poddevices.Program}, // sriov starts it
 		{from: "sriov", to: "podlace-sriov"},
 		{from: "bridge", to: "podlace-bridge"},
 		{from: plugin.PodType, to: plugin.PodType},

@@ -84,7 +84,7 @@ func TestMetrics(t *testing.T) {
 		"ready": 1, "mtu": 1500, "problems": 2, "deletions_held": 0, "config_refused": 0, "kernel_removals_total": 0,
 		`podlace_attachments{network="podlace"}`: 0, `podlace_hostports{protocol="tcp"}`: 0, `collector_success{collector="records"}`: 1,
 		`collector_success{collector="addresses"}`: 1, `collector_success{collector="bandwidth"}`: 1,
-		"route_lag_seconds_count": 1, `changes_total{cause="start",kind="binary"}`: 6})
+		"route_lag_seconds_count": 1, `changes_total{cause="start",kind="binary"}`: 7})
 	_, first := l.scrape()
 	for _, kind := range []string{"route", "node", "conflist"} { // the list of nodes arrives with the first step or later
 		got := first[fmt.Sprintf(`changes_total{cause="api",kind=%q}`, kind)] + first[fmt.Sprintf(`changes_total{cause="start",kind=%q}`, kind)]

@@ -282,7 +282,7 @@ func (l lab) nft(rules string) {
 func (l lab) kubelet() {
 	l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
 	for _, s := range []string{"var/lib/kubelet/device-plugins/kubelet.sock", "var/lib/kubelet/pod-resources/kubelet.sock",
-		"run/podlace-sriov/sriov.sock"} {
+		"run/podlace-sriov/sriov.sock", "bin/podlace-podresources"} {
 		l.write(s, "")
 	}
 }

@@ -158,7 +158,8 @@ func TestKubeletCommand(t *testing.T) {
 		if file != "" {
 			l.write(file, "")
 		}
-		if found := strings.Join(l.problems("kubelet"), "\n"); !strings.Contains(found, "| systemctl status "+unit+"\n") {
+		if found := strings.Join(l.problems("kubelet"), "\n"); !strings.Contains(found, "| systemctl status "+unit+"\n") ||
+			!strings.Contains(found, "podlace-podresources is missing") {
 			t.Errorf("%s: %s", unit, found)
 		}
 	}

@@ -9,11 +9,12 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
@@ -22,6 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -213,10 +215,7 @@ func (n *node) disk() (found []Finding) {
 
 // The check "kubelet" reports missing folders and settings of the kubelet that the sriov plugin needs.
 func (n *node) kubelet() (found []Finding) {
-	uses := false
-	for _, net := range n.networks {
-		uses = uses || net.Plugin("sriov") != nil
-	}
+	uses := slices.ContainsFunc(n.networks, func(net reconcile.Network) bool { return net.Plugin("sriov") != nil })
 	if !uses && n.exists(claim.Folder) {
 		return []Finding{{Level: Error, Code: "sriov-missing", What: "no network attaches the VFs of ResourceClaims",
 			Evidence:    fmt.Sprintf("%s exists, and no configuration in %s names sriov", claim.Folder, n.ConfDir),
@@ -230,13 +229,17 @@ func (n *node) kubelet() (found []Finding) {
 		{"/var/lib/kubelet/device-plugins/kubelet.sock", "sriov-device-plugin cannot register its resources",
 			"systemctl status " + n.kubeletUnit()},
 		{"/var/lib/kubelet/pod-resources/kubelet.sock", "sriov cannot ask which VFs a pod was allocated", "systemctl status " + n.kubeletUnit()},
-		{allocation.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
+		{poddevices.Socket, "sriov has to ask the kubelet, which takes longer", "systemctl status sriov-device-plugin"},
 	} {
 		if !n.exists(f.file) {
 			found = append(found, Finding{Level: Warning, Code: "kubelet-socket",
 				What: "the socket " + f.file + " is missing", Evidence: "no such file",
 				Consequence: f.consequence, Command: f.command})
 		}
+	}
+	if _, err := os.Stat(filepath.Join(n.BinDir, poddevices.Program)); err != nil {
+		found = append(found, Finding{Level: Warning, Code: "plugin-missing", What: poddevices.Program + " is missing", Evidence: err.Error(),
+			Consequence: "no pod starts while sriov-device-plugin does not run", Command: n.makeInstall(n.BinDir)})
 	}
 	return append(found, n.kubeletGates()...)
 }

@@ -21,9 +21,9 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // poolOfKinds returns a pool with one device of each kind. For each kind of device, a container gets different environment variables or
@@ -180,7 +180,7 @@ func TestCDIFiles(t *testing.T) {
 		t.Errorf("%v\n%s", err, data)
 	}
 	// The CDI specification of a removed resource keeps only the devices of pods.
-	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]allocation.Device{p.Name: {{ID: "0000:10:00.1"}}}); err != nil {
+	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]poddevices.Device{p.Name: {{ID: "0000:10:00.1"}}}); err != nil {
 		t.Fatal(err)
 	}
 	data, err = os.ReadFile(left[0])

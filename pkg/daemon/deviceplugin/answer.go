@@ -3,44 +3,40 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // answerQuestion returns the answer to a question from the sriov plugin or from the command line.
-func (d *daemon) answerQuestion(ctx context.Context, q allocation.Question) allocation.Answer {
-	a := allocation.Answer{Devices: []allocation.Device{}}
+func (d *daemon) answerQuestion(ctx context.Context, q poddevices.Question) poddevices.Answer {
+	a := poddevices.Answer{Devices: []poddevices.Device{}}
 	if q.Pod != "" {
 		devices, err := d.askPod(ctx, q)
-		if err != nil {
-			return allocation.Refusal(err)
+		claimed, err2 := d.gate.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
+		if err := cmp.Or(err, err2); err != nil {
+			return poddevices.Refusal(err)
 		}
-		a.Devices, a.UID, a.Resources = append(a.Devices, devices...), q.UID, q.Resources
-		claimed, err := d.gate.claims.Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
-		if err != nil {
-			return allocation.Refusal(err)
-		}
-		claimed, others := claim.Split(claimed, q.Resources)
-		if !q.Claims { // an older plugin would start the pod without them
-			if i := slices.IndexFunc(claimed, func(c allocation.Device) bool { return !c.Claim.Admin }); i >= 0 {
-				return allocation.Answer{Error: fmt.Sprintf("pod %s/%s has %s by claim %s: the sriov plugin on this node does not support claims: update it",
-					q.Namespace, q.Pod, claimed[i].ID, claimed[i].Claim.Name)}
-			}
-			return a
-		}
-		a.Devices, a.Others, a.Claims = append(a.Devices, claimed...), others, true
+		a.Devices, a.Others = claim.Split(claimed, q.Resources)
+		a.Devices = slices.Concat(devices, a.Devices)
 		return a
+	}
+	if q.Node {
+		node, err := podresources.Node(ctx, d.kubelet())
+		if err != nil {
+			return poddevices.Refusal(err)
+		}
+		return poddevices.Answer{Node: node}
 	}
 	held, err := podresources.List(ctx, d.kubelet())
 	if err != nil {
-		return allocation.Answer{Error: err.Error()}
+		return poddevices.Refusal(err)
 	}
 	ours := d.resourceNames()
 	for _, h := range held {

@@ -12,16 +12,16 @@ import (
 
 	"github.com/podlace/podlace/integration/claimtest"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // writeClaim writes the record of a claim with a device for the pod with UID u-0. writeClaim also adds the claim to the kubelet's file.
 func (l *testLab) writeClaim(resource, id string, admin bool) {
 	l.Helper()
-	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-0", UID: "u-0"}}, Devices: []allocation.Device{{Resource: resource, ID: id, Claim: &allocation.Claim{UID: "c-0",
+	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-0", UID: "u-0"}}, Devices: []poddevices.Device{{Resource: resource, ID: id, Claim: &poddevices.Claim{UID: "c-0",
 		Namespace: "shop", Name: "web-0-nic", Request: "nic", Pool: "node-a", Device: "x", Admin: admin}}}}
 	if err := claim.Write(l.Claims, r); err != nil {
 		l.Fatal(err)
@@ -48,33 +48,21 @@ func TestClaimed(t *testing.T) {
 	l.kubelet.assignDevices("shop", "web-0", "app", "example.com/other", "")
 	l.start()
 	l.awaitDevices("example.com/all", vf00, vf01+"!")
-	ask := func(claims bool) allocation.Answer {
-		t.Helper()
-		a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
-			Resources: []string{"example.com/all"}, Claims: claims})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a
+	ask := func(resource string) (poddevices.Answer, error) {
+		return poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
+			Resources: []string{resource}})
 	}
-	older := allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/all"}}
-	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), older); err == nil || !strings.Contains(err.Error(), "update it") {
-		t.Errorf("an sriov plugin without support for claims gets %+v, %v: it would start the pod without its VF", a, err)
+	if a, err := ask("example.com/all"); err != nil || len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" {
+		t.Errorf("%+v, %v", a, err)
 	}
-	if a := ask(true); len(a.Devices) != 1 || a.Devices[0].ID != vf01 || a.Devices[0].Pod != "web-0" || !a.Claims {
-		t.Errorf("%+v", a)
-	}
-	other, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0", UID: "u-0",
-		Resources: []string{"example.com/third"}, Claims: true})
-	if err != nil || len(other.Others) != 1 || other.Others[0].ID != vf01 || len(other.Devices) != 0 {
-		t.Errorf("asked for another resource: %+v, %v", other, err)
+	if a, err := ask("example.com/third"); err != nil || len(a.Others) != 1 || a.Others[0].ID != vf01 || len(a.Devices) != 0 {
+		t.Errorf("asked for another resource: %+v, %v", a, err)
 	}
 	record := filepath.Join(l.Claims, "c-0")
 	if err := os.Rename(record, l.Root+"/lost"); err != nil {
 		t.Fatal(err)
 	}
-	older.Claims = true
-	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), older); !errors.Is(err, allocation.ErrUnprepared) {
+	if a, err := ask("example.com/all"); !errors.Is(err, poddevices.ErrUnprepared) {
 		t.Errorf("a pod whose claim has no record gets %+v, %v", a, err)
 	}
 	if err := os.Rename(l.Root+"/lost", record); err != nil {
@@ -134,15 +122,15 @@ func TestClaimMetrics(t *testing.T) {
 // TestSharedClaimMetrics: several pods share a claim. The pod in the journal of the VF is the pod that has the VF. A journal of an earlier
 // claim has no effect.
 func TestSharedClaimMetrics(t *testing.T) {
-	held := []allocation.Device{{ID: vf00, Namespace: "shop", Pod: "web-0", Claim: &allocation.Claim{UID: "c-0"}},
-		{ID: vf01, Namespace: "shop", Pod: "web-0", Claim: &allocation.Claim{UID: "c-1"}}, {ID: vf10, Namespace: "shop", Pod: "web-2"}}
+	held := []poddevices.Device{{ID: vf00, Namespace: "shop", Pod: "web-0", Claim: &poddevices.Claim{UID: "c-0"}},
+		{ID: vf01, Namespace: "shop", Pod: "web-0", Claim: &poddevices.Claim{UID: "c-1"}}, {ID: vf10, Namespace: "shop", Pod: "web-2"}}
 	var attached []sriov.Holding
 	for id, uid := range map[string]string{vf00: "c-0", vf01: "c-9", vf10: "c-2"} {
 		a, err := pci.ParseAddress(id)
 		if err != nil {
 			t.Fatal(err)
 		}
-		attached = append(attached, sriov.Holding{Address: a, Pod: "shop/web-1", Claim: &allocation.Claim{UID: uid}})
+		attached = append(attached, sriov.Holding{Address: a, Pod: "shop/web-1", Claim: &poddevices.Claim{UID: uid}})
 	}
 	for i, want := range []string{"web-1", "web-0", "web-2"} {
 		if got := nameAttachedPods(held, attached)[i]; got.Pod != want || got.Namespace != "shop" {

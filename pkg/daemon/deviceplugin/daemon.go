@@ -14,11 +14,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/daemon/probes"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -45,7 +45,7 @@ type daemon struct {
 	last        map[pci.Address]pci.Device // devices as they were when their interface was on the node
 	findings    map[string]bool            // already logged
 	faults      map[string]string          // reported faults of devices, by ID; already logged
-	held        []allocation.Device        // devices of pods, from the kubelet's last answer
+	held        []poddevices.Device        // devices of pods, from the kubelet's last answer
 	answered    bool                       // the kubelet has answered
 	answeredBy  probes.SocketID            // kubelet socket that answered
 	since       time.Time                  // when that socket was first seen
@@ -87,7 +87,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.logFaults(all, faultTexts(faults))
 	pools, claimable := byAPI(all)
 	d.updateDRA(ctx, claimable, faults)
-	lost := map[string][]allocation.Device{}
+	lost := map[string][]poddevices.Device{}
 	for _, p := range pools {
 		lost[p.Name] = d.lostDevices(p)
 	}
@@ -123,7 +123,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 
 // publishCDI writes the CDI specifications of devices, before the devices can be allocated. If publishCDI cannot write the CDI
 // specifications, containers get the device files through the kubelet instead.
-func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]allocation.Device) {
+func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]poddevices.Device) {
 	err := (deviceFolders{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
 		d.log.Warn("could not write CDI specifications: device files are passed by the kubelet instead", "error", err)
@@ -203,7 +203,7 @@ func (d *daemon) poolEnv() pool.Env {
 // lostDevices returns the devices that pods have from a resource although these devices are missing in the resource's pool. Each lost
 // device is in the list only once. If the resource was removed from the configuration, the list contains only devices that the kubelet
 // assigned to containers, and no devices of claims.
-func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
+func (d *daemon) lostDevices(p pool.Pool) (lost []poddevices.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
 			if s := d.serving[p.Name]; s != nil && len(h.NUMA) == 0 {
@@ -213,8 +213,8 @@ func (d *daemon) lostDevices(p pool.Pool) (lost []allocation.Device) {
 			lost = append(lost, h)
 		}
 	}
-	slices.SortFunc(lost, func(a, b allocation.Device) int { return strings.Compare(a.ID, b.ID) })
-	return slices.CompactFunc(lost, func(a, b allocation.Device) bool { return a.ID == b.ID })
+	slices.SortFunc(lost, func(a, b poddevices.Device) int { return strings.Compare(a.ID, b.ID) })
+	return slices.CompactFunc(lost, func(a, b poddevices.Device) bool { return a.ID == b.ID })
 }
 
 // poolContains reports whether a pool contains the device.
@@ -236,7 +236,7 @@ func (d *daemon) mergeUnlisted() {
 		d.held = slices.DeleteFunc(slices.Clone(d.held), byClaim)
 	}
 	for _, r := range records {
-		devices := slices.DeleteFunc(slices.Clone(r.Devices), func(h allocation.Device) bool { return h.Claim.Admin })
+		devices := slices.DeleteFunc(slices.Clone(r.Devices), func(h poddevices.Device) bool { return h.Claim.Admin })
 		for i := range devices {
 			devices[i].Namespace, devices[i].Pod = r.Claim().Namespace, r.Pod()
 		}

@@ -14,7 +14,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // TestDaemon checks that each resource offers its devices with their NUMA nodes and becomes ready. The metrics and the daemon's answers
@@ -38,10 +38,10 @@ func TestDaemon(t *testing.T) {
 		l.kubelet.mu.Lock()
 		l.kubelet.getOff, l.kubelet.busy = off, 3
 		l.kubelet.mu.Unlock()
-		got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Namespace: "shop", Pod: "web-0"})
-		want := []allocation.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11,
+		got, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{Namespace: "shop", Pod: "web-0"})
+		want := []poddevices.Device{{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "example.com/two", ID: vf11,
 			CPUs: []int64{16, 17}}}
-		if diff := cmp.Diff(allocation.Answer{Devices: want}, got); diff != "" || err != nil {
+		if diff := cmp.Diff(poddevices.Answer{Devices: want}, got); diff != "" || err != nil {
 			t.Errorf("%v\n%s", err, diff)
 		}
 	}
@@ -59,8 +59,8 @@ func TestAnswerAll(t *testing.T) {
 	l.kubelet.assignDevices("shop", "web-0", "app", "another.org/nic", vf11)
 	l.kubelet.assignDevices("shop", "web-1", "app", "example.com/one", vf00)
 	l.kubelet.assignDevices("shop", "web-2", "app", "another.org/gpu", "gpu-0")
-	got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
-	want := allocation.Answer{Faults: map[string]string{vf01: "driver: leads to an unexpected folder"}, Devices: []allocation.Device{
+	got, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{})
+	want := poddevices.Answer{Faults: map[string]string{vf01: "driver: leads to an unexpected folder"}, Devices: []poddevices.Device{
 		{Namespace: "shop", Pod: "web-0", Container: "app", Resource: "another.org/nic", ID: vf11, CPUs: []int64{16, 17}},
 		{Namespace: "shop", Pod: "web-1", Container: "app", Resource: "example.com/one", ID: vf00, CPUs: []int64{16, 17}}}}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
@@ -219,7 +219,7 @@ func TestFaultsAtStart(t *testing.T) {
 	l.awaitLog("devices are unhealthy", "example.com/claimed", "the link of ens1f0 is down", vf11)
 	l.await("/metrics", `podlace_sriov_devices{numa="0",resource="example.com/second",state="unhealthy"} 1`,
 		`podlace_sriov_devices{numa="1",resource="example.com/claimed",state="unhealthy"} 1`)
-	answer, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
+	answer, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{})
 	if err != nil || len(answer.Faults) != 2 {
 		t.Errorf("got %v, %v", answer.Faults, err)
 	}

@@ -13,12 +13,12 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/dra"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
 	cni "github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // The constants apiQPS and apiBurst limit the rate of requests to the API server. The values of apiQPS and apiBurst are the kubelet's
@@ -37,7 +37,7 @@ type claimDriver interface {
 	// Leads reports whether this instance of the daemon may change the devices of claims. Two instances may run on the node at the same time,
 	// for example an older and a newer instance during an update.
 	Leads() bool
-	Published() map[string]allocation.Published
+	Published() map[string]poddevices.Published
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
@@ -93,7 +93,7 @@ func (d *daemon) claimUse() claimUsage {
 }
 
 // byClaim reports whether a pod has the device through a claim.
-func byClaim(h allocation.Device) bool { return h.Claim != nil }
+func byClaim(h poddevices.Device) bool { return h.Claim != nil }
 
 // makeClaims creates the folder for the records of claims, if the configuration has a resource with the API DRA. The folder tells the
 // plugin sriov that pods without devices are normal on this node, even if the kubelet has no checkpoint. All nodes of a cluster usually
@@ -150,7 +150,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 }
 
 // publishedDevices returns the data of each device in the ResourceSlices, by device ID.
-func (d *daemon) publishedDevices() map[string]allocation.Published {
+func (d *daemon) publishedDevices() map[string]poddevices.Published {
 	d.mu.Lock()
 	driver := d.driver
 	d.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/dra"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // recordingDriver is a fake DRA driver that records its calls.
@@ -52,8 +52,8 @@ func (r *recordingDriver) Ready() string {
 }
 
 // Published returns a fixed ResourceSlice entry for the VF vf00.
-func (r *recordingDriver) Published() map[string]allocation.Published {
-	return map[string]allocation.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
+func (r *recordingDriver) Published() map[string]poddevices.Published {
+	return map[string]poddevices.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
 }
 
 // formatInventory formats the latest inventory: the pools with their devices, and the faults and owners of the devices, for example "one:
@@ -136,7 +136,7 @@ func TestSplitByAPI(t *testing.T) {
 	}
 	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
 	l.awaitInventory(r, "one: "+vf00+"!link-down "+vf01+"!link-down")
-	if a, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{}); err != nil || len(a.Faults) != 2 {
+	if a, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{}); err != nil || len(a.Faults) != 2 {
 		t.Errorf("%+v, %v", a, err)
 	}
 	l.kubelet.mu.Lock()
@@ -334,7 +334,7 @@ func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)
 	}
-	for want, h := range map[string]allocation.Device{"pod shop/web-0": {Namespace: "shop", Pod: "web-0"}, "pod uid u-0": {Pod: "uid u-0"}} {
+	for want, h := range map[string]poddevices.Device{"pod shop/web-0": {Namespace: "shop", Pod: "web-0"}, "pod uid u-0": {Pod: "uid u-0"}} {
 		if got := podText(h); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -352,7 +352,7 @@ func TestAnswerPublished(t *testing.T) {
 	l.start()
 	l.awaitInventory(r, "one: "+vf00+" "+vf01)
 	for asked, want := range map[bool]int{true: 1, false: 0} {
-		got, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{Published: asked})
+		got, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{Published: asked})
 		if err != nil || len(got.Published) != want {
 			t.Errorf("asked %v: %v, %v", asked, got.Published, err)
 		}

@@ -252,6 +252,20 @@ func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequ
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.GetPodName(), r.GetPodNamespace())
 }
 
+// GetAllocatableResources returns the devices and CPUs of all pods, and one more CPU.
+func (k *fakeKubelet) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (
+	*podresources.AllocatableResourcesResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	answer := &podresources.AllocatableResourcesResponse{CpuIds: []int64{15}}
+	for _, p := range k.pods {
+		for _, c := range p.GetContainers() {
+			answer.CpuIds, answer.Devices = append(answer.CpuIds, c.GetCpuIds()...), append(answer.Devices, c.GetDevices()...)
+		}
+	}
+	return answer, nil
+}
+
 // assignDevices adds a container with the given devices to the list that the fake kubelet returns.
 func (k *fakeKubelet) assignDevices(namespace, pod, container, resource string, ids ...string) {
 	k.mu.Lock()

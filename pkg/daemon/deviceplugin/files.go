@@ -15,10 +15,10 @@ import (
 
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/daemon/devicefiles"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -120,7 +120,7 @@ func cdiFile(resource string) string {
 
 // publish() writes the CDI specifications of pools and deletes the specifications of removed resources. publish() keeps the CDI entries of
 // lost devices, because the runtime reads them when a container with these devices restarts.
-func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]allocation.Device) error {
+func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]poddevices.Device) error {
 	if f.cdi == "" {
 		return nil
 	}

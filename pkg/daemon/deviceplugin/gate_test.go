@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // TestUnclaimed checks that a VF is not allocated to a container if a claim got the VF after the VF was offered to the kubelet.
@@ -19,8 +19,8 @@ func TestUnclaimed(t *testing.T) {
 	if err := g.checkUnclaimed(ids); err != nil {
 		t.Fatal(err)
 	}
-	c := &allocation.Claim{UID: "c-0", Namespace: "shop", Name: "nic", Request: "nic", Pool: "node", Device: "x"}
-	r := claim.Record{State: claim.Preparing, Devices: []allocation.Device{{Resource: "example.com/one", ID: vf00, Claim: c}}}
+	c := &poddevices.Claim{UID: "c-0", Namespace: "shop", Name: "nic", Request: "nic", Pool: "node", Device: "x"}
+	r := claim.Record{State: claim.Preparing, Devices: []poddevices.Device{{Resource: "example.com/one", ID: vf00, Claim: c}}}
 	if err := claim.Write(folder, r); err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // pendingAllocations holds the allocated devices that the kubelet's PodResources API has not listed since their allocation. PodResources
@@ -24,9 +24,9 @@ type pendingAllocations struct {
 // pendingDevice is an allocated device that PodResources has not listed yet. The field UID contains the pod's UID from the checkpoint entry
 // that the kubelet writes after the allocation.
 type pendingDevice struct {
-	allocation.Device
+	poddevices.Device
 	at     time.Time
-	former []allocation.Device // entries of the device in the checkpoint at that time, of pods that have ended
+	former []poddevices.Device // entries of the device in the checkpoint at that time, of pods that have ended
 	unread bool                // the checkpoint was unreadable at that time, so a later entry may belong to a pod that has ended
 }
 
@@ -41,7 +41,7 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range ids {
-		out := pendingDevice{Device: allocation.Device{Resource: o.pool.Name, ID: id, NUMA: o.numaNodes(id)}, at: time.Now(), unread: err != nil}
+		out := pendingDevice{Device: poddevices.Device{Resource: o.pool.Name, ID: id, NUMA: o.numaNodes(id)}, at: time.Now(), unread: err != nil}
 		for _, n := range notes {
 			if n.ID == id && n.Resource == out.Resource {
 				out.former = append(out.former, n)
@@ -53,12 +53,12 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 
 // learnOwners finds out which pods have the pending devices, from the checkpoint and from the list of PodResources. The argument `asked` is
 // the time at which the daemon requested the list. For devices that were allocated later, learnOwners ignores the checkpoint and the list.
-func (h *pendingAllocations) learnOwners(asked time.Time, held []allocation.Device) {
+func (h *pendingAllocations) learnOwners(asked time.Time, held []poddevices.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if the checkpoint is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, n := range notes {
-		former := func(f allocation.Device) bool { return f.UID == n.UID && f.Container == n.Container }
+		former := func(f poddevices.Device) bool { return f.UID == n.UID && f.Container == n.Container }
 		if out, ok := h.devices[n.ID]; ok && out.Resource == n.Resource && out.at.Before(asked) && !out.unread &&
 			!slices.ContainsFunc(out.former, former) {
 			out.UID = n.UID
@@ -91,7 +91,7 @@ func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
 // recentDevices returns the devices that were allocated within the last minute. recentDevices uses a placeholder for the pod's name,
 // because the pod may be unknown.
-func (h *pendingAllocations) recentDevices() (held []allocation.Device) {
+func (h *pendingAllocations) recentDevices() (held []poddevices.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(h.devices)) {

@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const resourceOne = "example.com/one"
@@ -35,12 +37,12 @@ func (l *testLab) writeCheckpoint(entries ...[3]string) {
 
 // awaitAnswer asks the daemon about a pod until the answer contains no error, or until the error contains the given text. The daemon
 // returns an error only at the end of its time limit. awaitAnswer doubles this limit after each attempt, because the machine may be slow.
-func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a allocation.Answer) {
+func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a poddevices.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
 	for until := time.Now().Add(maxWait); time.Now().Before(until); limit *= 2 {
 		ctx, cancel := context.WithTimeout(l.Context(), limit)
-		a = d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
+		a = d.answerQuestion(ctx, poddevices.Question{Namespace: "shop", Pod: pod, UID: uid, Resources: []string{resourceOne}})
 		cancel()
 		if a.Error == "" || says != "" && strings.Contains(a.Error, says) {
 			break
@@ -82,7 +84,7 @@ func TestHandedOut(t *testing.T) {
 	expect := func(what, pod, uid, says string) {
 		t.Helper()
 		a := l.awaitAnswer(d, pod, uid, says)
-		if certain := a.Error == "" && a.UID == uid; len(a.Devices) > 0 || certain != (says == "") || !strings.Contains(a.Error, says) {
+		if certain := a.Error == ""; len(a.Devices) > 0 || certain != (says == "") || !strings.Contains(a.Error, says) {
 			t.Errorf("%s: %s: %+v: want %q", what, pod, a, says)
 		}
 	}
@@ -100,7 +102,7 @@ func TestHandedOut(t *testing.T) {
 	expect("the entry is lost", "plain", "u-plain", "")
 	l.allocate(d, vf00)
 	expect("it was allocated again", "plain", "u-plain", mine)
-	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []allocation.Device{{Resource: resourceOne, ID: vf00}})
+	d.gate.allocations.learnOwners(time.Now().Add(-time.Hour), []poddevices.Device{{Resource: resourceOne, ID: vf00}})
 	expect("an answer of before names the former container", "plain", "u-plain", mine)
 	l.kubelet.assignDevices("shop", "db", "app", resourceOne, vf00)
 	expect("the kubelet tells whose it is", "plain", "u-plain", "")
@@ -124,7 +126,7 @@ func TestOtherPod(t *testing.T) {
 	expect := func(what, uid, says string) {
 		t.Helper()
 		a := l.awaitAnswer(d, "web-0", uid, says)
-		if has := len(a.Devices) == 1 && a.Devices[0].ID == vf00 && a.UID == uid; has != (says == "") || !strings.Contains(a.Error, says) {
+		if has := len(a.Devices) == 1 && a.Devices[0].ID == vf00; has != (says == "") || !strings.Contains(a.Error, says) {
 			t.Errorf("%s: %+v", what, a)
 		}
 	}
@@ -161,9 +163,9 @@ func TestFailedAdmission(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range pods {
 		all.Go(func() {
-			a := d.answerQuestion(ctx, allocation.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
+			a := d.answerQuestion(ctx, poddevices.Question{Namespace: "shop", Pod: fmt.Sprint("plain-", i), UID: fmt.Sprint("u-", i),
 				Resources: []string{resourceOne}})
-			if !strings.Contains(a.Error, "may have "+vf00) || !a.Uncertain && !strings.Contains(a.Error, "ask the kubelet") {
+			if !strings.Contains(a.Error, "may have "+vf00) || a.Cause != poddevices.ErrUncertain && !strings.Contains(a.Error, "ask the kubelet") {
 				t.Errorf("%+v", a)
 			}
 		})
@@ -250,7 +252,7 @@ func TestAskBesideRefresh(t *testing.T) {
 				d.gate.allocations.possibleDevices("u-web", d.resourceNames())
 				time.Sleep(time.Millisecond) // give refresh a chance to run
 			}
-			if a := d.answerQuestion(t.Context(), allocation.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" ||
+			if a := d.answerQuestion(t.Context(), poddevices.Question{Namespace: "shop", Pod: "web", UID: "u-web"}); a.Error != "" ||
 				len(a.Devices) != 1 {
 				t.Errorf("%+v", a)
 			}
@@ -295,5 +297,22 @@ func TestForgetDevices(t *testing.T) {
 	d.removeStaleInfo()
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("no pod has the device: %v", err)
+	}
+}
+
+// TestNodeAnswer checks the answer about what the kubelet can assign, also of other device plugins.
+func TestNodeAnswer(t *testing.T) {
+	l := prepareLab(t, twoPFs(t), twoPools)
+	l.kubelet.start()
+	l.kubelet.assignDevices("shop", "db", "app", "example.com/gpu", "g0")
+	d := l.openForTest()
+	want := poddevices.Answer{Node: poddevices.Node{Devices: []poddevices.Assignable{{Resource: "example.com/gpu", ID: "g0", Taken: true}},
+		CPUs: []int64{15, 16, 17}, TakenCPUs: []int64{16, 17}}}
+	if diff := cmp.Diff(want, d.answerQuestion(t.Context(), poddevices.Question{Node: true})); diff != "" {
+		t.Error(diff)
+	}
+	l.kubelet.kill()
+	if a := d.answerQuestion(t.Context(), poddevices.Question{Node: true}); !strings.Contains(a.Error, "ask the kubelet") {
+		t.Errorf("without a kubelet: %+v", a)
 	}
 }

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/daemon/probes"
-	"github.com/podlace/podlace/pkg/podresources"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const (
@@ -32,8 +32,8 @@ const checkpointName = "kubelet_internal_checkpoint"
 
 // askPod returns the devices of a pod. askPod returns an empty list only if the pod certainly has no device. The daemon can be certain only
 // if it knows the pod of each device that was allocated within the last minute.
-func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocation.Device, error) {
-	ctx, cancel := context.WithTimeout(ctx, allocation.AnswerTimeout)
+func (d *daemon) askPod(ctx context.Context, q poddevices.Question) ([]poddevices.Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, poddevices.AnswerTimeout)
 	defer cancel()
 	kubelet := d.kubelet()
 	if kubelet.Resources = q.Resources; len(q.Resources) == 0 { // empty Resources would make the kubelet list devices of other plugins
@@ -44,7 +44,7 @@ func (d *daemon) askPod(ctx context.Context, q allocation.Question) ([]allocatio
 			d.learnOwners(ctx)
 		}
 		ids := d.gate.allocations.possibleDevices(q.UID, kubelet.Resources)
-		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), allocation.ErrUncertain)
+		uncertain := fmt.Errorf("pod %s/%s may have %s: %w", q.Namespace, q.Pod, strings.Join(ids, ", "), poddevices.ErrUncertain)
 		if !asked || len(ids) == 0 {
 			devices, err := podresources.Ask(ctx, kubelet, q.Namespace, q.Pod, q.UID)
 			if err != nil && len(ids) > 0 {
@@ -70,7 +70,7 @@ func (d *daemon) learnOwners(ctx context.Context) {
 }
 
 // listPods returns the devices of all pods as the kubelet lists them. listPods also updates the owners of allocated devices.
-func (d *daemon) listPods(ctx context.Context) ([]allocation.Device, error) {
+func (d *daemon) listPods(ctx context.Context) ([]poddevices.Device, error) {
 	asked := time.Now()
 	held, err := podresources.List(ctx, d.kubelet())
 	if err != nil {
@@ -91,13 +91,13 @@ func (d *daemon) kubelet() podresources.Kubelet {
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet
-	remembered = slices.DeleteFunc(remembered, func(n allocation.Device) bool { return hasEnded(d.Root, n.UID) })
+	remembered = slices.DeleteFunc(remembered, func(n poddevices.Device) bool { return hasEnded(d.Root, n.UID) })
 	for i, n := range remembered {
 		remembered[i].Pod = "uid " + n.UID // the checkpoint has no name, and the pod may have ended
 	}
 	now := time.Now()
 	held, err := d.listPods(ctx)
-	allocatable, countErr := podresources.Allocatable(ctx, d.kubelet())
+	allocatable, _, countErr := podresources.Allocatable(ctx, d.kubelet())
 	if err == nil && countErr != nil {
 		d.log.Debug("could not list the allocatable devices of the kubelet", "error", countErr)
 	}
@@ -114,11 +114,11 @@ func (d *daemon) askPods(ctx context.Context) {
 		d.listed[h.ID] = true
 	}
 	if err != nil || now.Before(d.since.Add(settlingTime)) {
-		held = mergeDevices(held, slices.DeleteFunc(remembered, func(h allocation.Device) bool { return d.listed[h.ID] }))
+		held = mergeDevices(held, slices.DeleteFunc(remembered, func(h poddevices.Device) bool { return d.listed[h.ID] }))
 	}
 	kept := d.held
 	if err == nil { // the kubelet lists all devices except those of claims
-		kept = slices.DeleteFunc(slices.Clone(kept), func(h allocation.Device) bool { return !byClaim(h) })
+		kept = slices.DeleteFunc(slices.Clone(kept), func(h poddevices.Device) bool { return !byClaim(h) })
 	}
 	d.held, d.answered = mergeDevices(held, kept), d.answered || err == nil
 	d.mergeUnlisted()
@@ -136,14 +136,14 @@ func hasEnded(root, uid string) bool {
 }
 
 // podText returns the pod of a device for messages. The namespace is missing if only the UID of the pod is known.
-func podText(h allocation.Device) string {
+func podText(h poddevices.Device) string {
 	return "pod " + strings.TrimPrefix(h.Namespace+"/"+h.Pod, "/")
 }
 
 // mergeDevices returns the first list, with those devices of the second list that the first list lacks.
-func mergeDevices(held, more []allocation.Device) []allocation.Device {
+func mergeDevices(held, more []poddevices.Device) []poddevices.Device {
 	for _, h := range more {
-		if !slices.ContainsFunc(held, func(o allocation.Device) bool { return o.ID == h.ID }) {
+		if !slices.ContainsFunc(held, func(o poddevices.Device) bool { return o.ID == h.ID }) {
 			held = append(held, h)
 		}
 	}

@@ -19,10 +19,10 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/probes"
 	cni "github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -105,7 +105,7 @@ func (c *commandLine) defineFlags(output io.Writer) *flag.FlagSet {
 	f.StringVar(&c.Dev, "dev", defaultDev, "folder of the node's device files")
 	f.StringVar(&c.InfoDir, "device-info-dir", defaultInfo, "folder of device-info files for Multus and similar programs; empty for none")
 	f.StringVar(&c.CDIDir, "cdi-dir", defaultCDI, "folder of CDI specifications for the runtime; empty for none")
-	f.StringVar(&c.Socket, "socket", allocation.Socket,
+	f.StringVar(&c.Socket, "socket", poddevices.Socket,
 		"unix socket that answers the sriov plugin and podlace about devices of pods; empty for none")
 	f.StringVar(&c.HTTP, "http", defaultHTTP, "host:port or unix:/path that serves /healthz, /readyz and /metrics; empty for none")
 	f.DurationVar(&c.Poll, "poll", defaultPoll, "interval of scanning all devices, in case an event is lost")

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // TestNoConnectionManager checks that a container gets the device file of the RDMA connection manager only if the node has this file.
@@ -55,7 +55,7 @@ func (l *testLab) awaitFault(id, want string) {
 	l.Helper()
 	got := ""
 	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-		answer, err := allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{})
+		answer, err := poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{})
 		if got = answer.Faults[id]; err == nil && strings.Contains(got, want) {
 			return
 		}

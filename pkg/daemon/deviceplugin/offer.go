@@ -9,9 +9,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // resourceOffer is the list of devices that a resource offers to the kubelet at one time. A resourceOffer is immutable.
@@ -27,7 +27,7 @@ type resourceOffer struct {
 // newOffer returns the offer of a pool. The argument `lost` lists the lost devices. A lost device is missing or belongs to another resource
 // now, but a pod still has it. The lost devices stay in the offer as unhealthy devices with their last known NUMA nodes. After a restart,
 // the kubelet admits a running pod again only if the offer contains the devices of the pod.
-func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []allocation.Device) *resourceOffer {
+func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []poddevices.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
 		o.devices = append(o.devices, device(d.Address.String(), o.faults[d.Address.String()] == "", d.Topology))

@@ -17,12 +17,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/daemon/dra"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/daemon/probes"
 	"github.com/podlace/podlace/pkg/daemon/watch"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -43,7 +43,7 @@ type daemonOptions struct {
 	Pods       string        // folder of the kubelet's PodResources socket
 	InfoDir    string        // folder of device-info files
 	CDIDir     string        // folder of CDI specifications
-	Socket     string        // unix socket for allocation.Ask
+	Socket     string        // unix socket for poddevices.Ask
 	HTTP       string        // address of /healthz, /readyz and /metrics: host:port, or unix:/path
 	AskReady   bool          // only ask another instance at HTTP whether it is ready
 	Poll       time.Duration // interval of scanning all devices, in case an event is lost
@@ -121,7 +121,7 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	}
 	if d.Socket != "" {
 		return probes.ServeSocket(ctx, d.Socket, d.log, &d.running,
-			func(ctx context.Context, l *net.UnixListener) { allocation.Serve(ctx, l, d.answerQuestion, d.log) })
+			func(ctx context.Context, l *net.UnixListener) { poddevices.Serve(ctx, l, d.answerQuestion, d.log) })
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/daemon/probes"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -27,7 +27,7 @@ func TestSocketsComeBack(t *testing.T) {
 		l.await("/readyz", "ok")
 		var err error
 		for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
-			if _, err = allocation.Ask(l.Socket, time.Now().Add(maxWait), allocation.Question{}); err == nil {
+			if _, err = poddevices.Ask(l.Socket, time.Now().Add(maxWait), poddevices.Question{}); err == nil {
 				return
 			}
 		}

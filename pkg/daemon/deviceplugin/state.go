@@ -9,9 +9,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -128,12 +128,12 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 }
 
 // holdersOf returns the devices of pods by their IDs.
-func holdersOf(held []allocation.Device) map[string]allocation.Device {
+func holdersOf(held []poddevices.Device) map[string]poddevices.Device {
 	if slices.ContainsFunc(held, byClaim) {
 		attached, _ := sriov.Holdings() // the DRA driver logs the error
 		held = nameAttachedPods(held, attached)
 	}
-	holder := map[string]allocation.Device{}
+	holder := map[string]poddevices.Device{}
 	for _, h := range held {
 		holder[h.ID] = h
 	}
@@ -143,7 +143,7 @@ func holdersOf(held []allocation.Device) map[string]allocation.Device {
 // nameAttachedPods returns the devices, and sets the pod of each claimed VF to the pod that has attached the VF. Several pods may share a
 // claim, so only the journal of a VF shows which of the pods has the VF. If a VF has no journal, nameAttachedPods keeps the pod from the
 // claim's record.
-func nameAttachedPods(held []allocation.Device, attached []sriov.Holding) []allocation.Device {
+func nameAttachedPods(held []poddevices.Device, attached []sriov.Holding) []poddevices.Device {
 	held = slices.Clone(held)
 	for i, h := range held {
 		for _, a := range attached {
@@ -157,7 +157,7 @@ func nameAttachedPods(held []allocation.Device, attached []sriov.Holding) []allo
 
 // lostState returns the NUMA node and the state of a lost device for the metrics. If a pod has the lost device through a claim, the device
 // is not faulty. Only its resource has changed from DRA to the device plugin API.
-func lostState(o *resourceOffer, h allocation.Device) [2]string {
+func lostState(o *resourceOffer, h poddevices.Device) [2]string {
 	if a, err := pci.ParseAddress(h.ID); err == nil && byClaim(h) {
 		if dev, ok := o.snapshot.Device(a); ok {
 			return [2]string{strconv.Itoa(dev.NUMANode), "allocated"}
@@ -191,7 +191,7 @@ func (s *stateCollector) unservedResources() (names []string) {
 	return names
 }
 
-func (s *stateCollector) offers() (offers []*resourceOffer, held []allocation.Device, refused, damaged float64) {
+func (s *stateCollector) offers() (offers []*resourceOffer, held []poddevices.Device, refused, damaged float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refusal != "" {
@@ -209,7 +209,7 @@ func (s *stateCollector) offers() (offers []*resourceOffer, held []allocation.De
 
 // collectTraffic reads the counters of all VFs from their PFs. collectTraffic sends one netlink request for each PF. The PF has the
 // counters even if a VF is in a pod or has no network driver.
-func (s *stateCollector) collectTraffic(to chan<- prometheus.Metric, offers []*resourceOffer, holder map[string]allocation.Device) {
+func (s *stateCollector) collectTraffic(to chan<- prometheus.Metric, offers []*resourceOffer, holder map[string]poddevices.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {
 		for _, d := range o.pool.Devices {

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/podresources"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/podresources"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 

@@ -12,9 +12,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -140,7 +140,7 @@ func isSingle(c *vfconfig.Config, key string) bool {
 
 // checkSingle returns an error if a config entry applies to several devices but contains a setting that only one device can have.
 // A setting of a later entry overrides the setting of an earlier entry.
-func checkSingle(c *resourceapi.ResourceClaim, devices []allocation.Device, entries []configEntry) error {
+func checkSingle(c *resourceapi.ResourceClaim, devices []poddevices.Device, entries []configEntry) error {
 	for _, key := range vfconfig.Keys() {
 		counts := make([]int, len(entries))
 		for _, d := range devices {
@@ -162,7 +162,7 @@ func checkSingle(c *resourceapi.ResourceClaim, devices []allocation.Device, entr
 // checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also
 // returns an error if it is unknown which class an entry comes from. For a class entry that applies to no device, checkConfig returns a
 // warning.
-func checkConfig(c *resourceapi.ResourceClaim, entries []configEntry, devices []allocation.Device) (warnings []string, err error) {
+func checkConfig(c *resourceapi.ResourceClaim, entries []configEntry, devices []poddevices.Device) (warnings []string, err error) {
 	for _, e := range entries {
 		used, set := false, false // by a device, and by a device that gets the settings
 		for _, d := range devices {

@@ -11,9 +11,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -233,18 +233,18 @@ func TestCheckConfig(t *testing.T) {
 
 // claimWith returns an allocated claim with one device for each request, and this driver's devices. A request has the form "NAME CLASS".
 // The request "watch" has admin access, and the device of the request "gpu" belongs to another driver.
-func claimWith(requests []string, entries configs) (*resourceapi.ResourceClaim, []allocation.Device) {
+func claimWith(requests []string, entries configs) (*resourceapi.ResourceClaim, []poddevices.Device) {
 	c := newClaim("c-1", "web")
 	setRequests(c, requests...)
 	c.Status.Allocation.Devices.Config = entries
-	var devices []allocation.Device
+	var devices []poddevices.Device
 	for i, r := range requests {
 		name, _, _ := strings.Cut(r, " ")
 		result := resourceapi.DeviceRequestAllocationResult{Request: name, Driver: claim.Driver, AdminAccess: new(name == "watch")}
 		if name == "gpu" {
 			result.Driver = "gpu.example.com"
 		} else {
-			devices = append(devices, allocation.Device{Resource: "example.com/fast", Claim: &allocation.Claim{Result: i}})
+			devices = append(devices, poddevices.Device{Resource: "example.com/fast", Claim: &poddevices.Claim{Result: i}})
 		}
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
 	}

@@ -20,11 +20,11 @@ import (
 
 	"github.com/podlace/podlace/integration/claimtest"
 	"github.com/podlace/podlace/integration/kerneltest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -124,12 +124,12 @@ func (m *nodeModel) answerClaims() string {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		allocation.Serve(ctx, listener, func(_ context.Context, q allocation.Question) allocation.Answer {
+		poddevices.Serve(ctx, listener, func(_ context.Context, q poddevices.Question) poddevices.Answer {
 			devices, err := claim.NewCache(claims, kubelet).Find(claim.Pod{Namespace: q.Namespace, Name: q.Pod, UID: q.UID})
 			if err != nil {
-				return allocation.Answer{Error: err.Error()}
+				return poddevices.Answer{Error: err.Error()}
 			}
-			return allocation.Answer{Devices: devices, UID: q.UID, Resources: q.Resources, Claims: true, Others: []allocation.Device{}}
+			return poddevices.Answer{Devices: devices}
 		}, slog.New(slog.DiscardHandler))
 	}()
 	m.Cleanup(func() { cancel(); <-done })

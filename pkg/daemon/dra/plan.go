@@ -12,12 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/devicefiles"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -33,7 +33,7 @@ type claimPlan struct {
 // plannedDevice is a device in a plan.
 type plannedDevice struct {
 	pool.Device
-	allocation.Claim
+	poddevices.Claim
 	resource  string
 	config    *vfconfig.Config
 	driver    string // driver to bind; "" keeps the current driver
@@ -67,7 +67,7 @@ func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (
 			return claimPlan{}, fmt.Errorf("request %s: %w", result.Request, err)
 		}
 		p.devices = append(p.devices, one)
-		p.record.Devices = append(p.record.Devices, allocation.Device{Resource: one.resource, ID: one.Address.String(), Claim: &one.Claim,
+		p.record.Devices = append(p.record.Devices, poddevices.Device{Resource: one.resource, ID: one.Address.String(), Claim: &one.Claim,
 			Config: one.config})
 	}
 	if len(p.devices) == 0 {
@@ -101,13 +101,13 @@ func (p claimPlan) checkCovers(before *claim.Record) error {
 }
 
 // recordedDevice searches a record for the device that was allocated for a request.
-func recordedDevice(r *claim.Record, name, request string) (allocation.Device, bool) {
+func recordedDevice(r *claim.Record, name, request string) (poddevices.Device, bool) {
 	if r == nil {
-		return allocation.Device{}, false
+		return poddevices.Device{}, false
 	}
-	i := slices.IndexFunc(r.Devices, func(d allocation.Device) bool { return d.Claim.Device == name && d.Claim.Request == request })
+	i := slices.IndexFunc(r.Devices, func(d poddevices.Device) bool { return d.Claim.Device == name && d.Claim.Request == request })
 	if i < 0 {
-		return allocation.Device{}, false
+		return poddevices.Device{}, false
 	}
 	return r.Devices[i], true
 }
@@ -116,7 +116,7 @@ func recordedDevice(r *claim.Record, name, request string) (allocation.Device, b
 func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, entries []configEntry, result int, before *claim.Record) (
 	plannedDevice, error) {
 	r := c.Status.Allocation.Devices.Results[result]
-	p := plannedDevice{Claim: allocation.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
+	p := plannedDevice{Claim: poddevices.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name,
 		PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation], Request: r.Request, Result: result, Pool: r.Pool, Device: r.Device,
 		Admin: isAdmin(r)}}
 	if r.ShareID != nil {

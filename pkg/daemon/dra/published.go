@@ -12,9 +12,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -33,7 +33,7 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	if err != nil {
 		return nil, err
 	}
-	var devices []allocation.Device
+	var devices []poddevices.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
 		resource := resourceOf(result.Device)
 		settings, err := configFor(entries, result, resource)
@@ -41,7 +41,7 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 			return nil, err
 		}
 		out = append(out, settings)
-		devices = append(devices, allocation.Device{Resource: resource.FullName(), Claim: &allocation.Claim{Result: i}})
+		devices = append(devices, poddevices.Device{Resource: resource.FullName(), Claim: &poddevices.Claim{Result: i}})
 	}
 	_, err = checkConfig(c, entries, devices)
 	return out, err
@@ -49,7 +49,7 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 
 // Published returns the desired content of the ResourceSlices for each device. The key of the map is the PCI address of the device. An API
 // server without some features stores only a part of this content.
-func (d *Driver) Published() map[string]allocation.Published {
+func (d *Driver) Published() map[string]poddevices.Published {
 	i := d.latestInventory()
 	if i.Snapshot == nil { // before the first Update
 		return nil
@@ -58,7 +58,7 @@ func (d *Driver) Published() map[string]allocation.Published {
 	if err != nil {
 		d.options.Log.Warn("cannot read records of claims: their devices may be shown as not published", "error", err)
 	}
-	out := map[string]allocation.Published{}
+	out := map[string]poddevices.Published{}
 	for _, s := range Resources(i, d.options.Node, records, time.Now()).Pools[d.options.Node].Slices {
 		for _, device := range s.Devices {
 			p := publishedText(device)
@@ -70,8 +70,8 @@ func (d *Driver) Published() map[string]allocation.Published {
 }
 
 // publishedText returns the attributes and taints that a slice contains for one device, as text.
-func publishedText(device resourceapi.Device) allocation.Published {
-	p := allocation.Published{Device: device.Name, Attributes: map[string]string{}}
+func publishedText(device resourceapi.Device) poddevices.Published {
+	p := poddevices.Published{Device: device.Name, Attributes: map[string]string{}}
 	for name, a := range device.Attributes {
 		full := string(name)
 		if !strings.Contains(full, "/") {

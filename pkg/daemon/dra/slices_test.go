@@ -19,10 +19,10 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const fast = "example.com/fast"
@@ -100,8 +100,8 @@ func findInSlices(t testing.TB, all []resourceslice.Slice, name string) (d resou
 
 // preparedRecord returns the record of a claim that has a device.
 func preparedRecord(id string) claim.Record {
-	return claim.Record{State: claim.Prepared, Devices: []allocation.Device{{Resource: fast, ID: id,
-		Claim: &allocation.Claim{UID: "c-" + id}}}}
+	return claim.Record{State: claim.Prepared, Devices: []poddevices.Device{{Resource: fast, ID: id,
+		Claim: &poddevices.Claim{UID: "c-" + id}}}}
 }
 
 // checkSlices fails the test if an API server of Kubernetes 1.34 to 1.37 would refuse the slices.

@@ -16,10 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/podlace/podlace/pkg/allocation"
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/watch"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
@@ -159,7 +159,7 @@ func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []srio
 }
 
 // applyStatus writes the status of the devices of one claim to the API server. Entries of other drivers stay unchanged.
-func (w *statusWriter) applyStatus(ctx context.Context, c allocation.Claim, status []resourceapi.AllocatedDeviceStatus) error {
+func (w *statusWriter) applyStatus(ctx context.Context, c poddevices.Claim, status []resourceapi.AllocatedDeviceStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	type object = map[string]any
@@ -226,7 +226,7 @@ func (w *statusWriter) wantedStatus(r claim.Record, held []sriov.Holding, had bo
 }
 
 // deviceStatus returns the status of a device. The argument `h` is the attachment of the device, or nil if no pod has the device.
-func (i Inventory) deviceStatus(d allocation.Device, h *sriov.Holding) resourceapi.AllocatedDeviceStatus {
+func (i Inventory) deviceStatus(d poddevices.Device, h *sriov.Holding) resourceapi.AllocatedDeviceStatus {
 	ready := metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Detached", Message: "no pod has the device",
 		LastTransitionTime: metav1.Now()}
 	data := struct { // in the order of the API server

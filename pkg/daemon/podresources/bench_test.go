@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -42,23 +40,6 @@ func BenchmarkAsk(b *testing.B) {
 				}
 			})
 		}
-	}
-}
-
-// BenchmarkGRPC measures the same call as BenchmarkAsk, but with the gRPC library. Each call of the benchmark uses a new connection.
-func BenchmarkGRPC(b *testing.B) {
-	pods, _ := crowdedNode()
-	k := startServer(b, &fakeKubelet{get: always(pods[0])})
-	for b.Loop() {
-		conn, err := grpc.NewClient("unix://"+k.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := api.NewPodResourcesListerClient(conn).Get(b.Context(),
-			&api.GetPodResourcesRequest{PodNamespace: "shop", PodName: "web-0"}); err != nil {
-			b.Fatal(err)
-		}
-		conn.Close()
 	}
 }
 

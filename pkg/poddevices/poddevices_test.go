@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package allocation
+package poddevices
 
 import (
 	"bytes"
@@ -84,7 +84,7 @@ func TestAskFails(t *testing.T) {
 		!strings.Contains(err.Error(), "the kubelet is unavailable") {
 		t.Errorf("%v, %v", got, err)
 	}
-	uncertain := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "who knows", Uncertain: true} })
+	uncertain := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "who knows", Cause: ErrUncertain} })
 	if _, err := Ask(uncertain, soon(), Question{}); !errors.Is(err, ErrUncertain) ||
 		err.Error() != "the SR-IOV device plugin answers: who knows" {
 		t.Errorf("got %v", err)

@@ -6,16 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // maxCheckpoint is the maximum size of a checkpoint in bytes. On a node with hundreds of pods, the checkpoint has a size of some hundred
@@ -33,8 +31,8 @@ type checkpointEntry struct {
 // CheckpointDevices returns the devices of all entries in a checkpoint. A device with two NUMA nodes occurs twice in this list. An entry
 // contains the UID of the pod, but not its name. The pod of an entry may already have ended. If CheckpointDevices cannot read or decode the
 // checkpoint, it returns an error.
-func CheckpointDevices(path string) (notes []allocation.Device, err error) {
-	data, err := ReadRegular(path)
+func CheckpointDevices(path string) (notes []poddevices.Device, err error) {
+	data, err := store.ReadSmall(path, maxCheckpoint, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +44,7 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 				numa = []int{n}
 			}
 			for _, id := range ids {
-				notes = append(notes, allocation.Device{UID: e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, ID: id, NUMA: numa})
+				notes = append(notes, poddevices.Device{UID: e.PodUID, Container: e.ContainerName, Resource: e.ResourceName, ID: id, NUMA: numa})
 			}
 		}
 	}
@@ -55,13 +53,13 @@ func CheckpointDevices(path string) (notes []allocation.Device, err error) {
 
 // readCheckpoint returns the devices that the checkpoint contains for the pod with the given UID. If the devices of the pod are unknown,
 // readCheckpoint returns an error.
-func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
+func readCheckpoint(path, uid string) (noted []poddevices.Device, err error) {
 	if uid == "" {
-		return nil, ErrNoUID
+		return nil, poddevices.ErrNoUID
 	}
 	notes, err := CheckpointDevices(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %w", ErrNoCheckpoint, err)
+		err = fmt.Errorf("%w: %w", poddevices.ErrNoCheckpoint, err)
 	}
 	for _, n := range notes {
 		if n.UID == uid {
@@ -69,26 +67,6 @@ func readCheckpoint(path, uid string) (noted []allocation.Device, err error) {
 		}
 	}
 	return noted, err
-}
-
-// ReadRegular returns the content of a regular file. The file that ReadRegular reads may be at most 64 MiB large. ReadRegular never blocks,
-// not even if the file is a FIFO.
-func ReadRegular(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a FIFO must not block
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxCheckpoint {
-		return nil, fmt.Errorf("%s: want a regular file of at most %d bytes", path, maxCheckpoint)
-	}
-	data := make([]byte, info.Size())
-	_, err = io.ReadFull(f, data)
-	return data, err
 }
 
 // parseEntries returns all entries of a checkpoint. If the kubelet has assigned no device, the list of entries in the file is null.
@@ -112,8 +90,8 @@ func parseEntries(data []byte) ([]checkpointEntry, error) {
 // of init containers. PodResources omits init containers that are not restartable. If PodResources reports any device of the pod,
 // isConfirmed ignores the checkpoint's entries for init containers. Ignoring the entries of init containers is safe, because the kubelet
 // assigns a device to only one pod.
-func isConfirmed(devices []allocation.Device, containers []string, noted []allocation.Device) bool {
-	inits := func(d allocation.Device) bool { return !slices.Contains(containers, d.Container) }
+func isConfirmed(devices []poddevices.Device, containers []string, noted []poddevices.Device) bool {
+	inits := func(d poddevices.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {
 		return len(noted) == 0
 	}
@@ -121,7 +99,7 @@ func isConfirmed(devices []allocation.Device, containers []string, noted []alloc
 }
 
 // deviceSet returns devices without duplicates. A device with two NUMA nodes occurs twice in the checkpoint.
-func deviceSet(devices []allocation.Device) map[[3]string]bool {
+func deviceSet(devices []poddevices.Device) map[[3]string]bool {
 	s := map[[3]string]bool{}
 	for _, d := range devices {
 		s[[3]string{d.Container, d.Resource, d.ID}] = true
@@ -129,7 +107,7 @@ func deviceSet(devices []allocation.Device) map[[3]string]bool {
 	return s
 }
 
-func list(devices []allocation.Device) string {
+func list(devices []poddevices.Device) string {
 	var names []string
 	for key := range deviceSet(devices) {
 		names = append(names, strings.Join(key[:], " "))

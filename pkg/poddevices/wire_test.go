@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package allocation
+package poddevices
 
 import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -28,16 +29,16 @@ func TestWire(t *testing.T) {
 			&Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Resources: []string{"example.com/fast", "example.com/slow"}}, new(Question)},
 		{`{"devices":[]}`, &Answer{Devices: []Device{}}, new(Answer)},
 		{`{"devices":[{"namespace":"shop","pod":"web-0","container":"app","index":1,"resource":"example.com/fast","id":"0000:3b:10.2","cpus":[2,3]},` +
-			`{"namespace":"","pod":"","container":"","index":0,"resource":"","id":""}],"uid":"u-0","resources":["example.com/fast"],"faults":{"0000:3b:10.3":"the link is down"}}`,
-			&Answer{Devices: []Device{device, {}}, UID: "u-0", Resources: []string{"example.com/fast"},
+			`{"namespace":"","pod":"","container":"","index":0,"resource":"","id":""}],"faults":{"0000:3b:10.3":"the link is down"}}`,
+			&Answer{Devices: []Device{device, {}},
 				Faults: map[string]string{"0000:3b:10.3": "the link is down"}}, new(Answer)},
-		{`{"namespace":"shop","pod":"web-0","uid":"u-0","claims":true}`, &Question{Namespace: "shop", Pod: "web-0", UID: "u-0", Claims: true},
-			new(Question)},
 		{`{"devices":[{"namespace":"shop","pod":"web-0","container":"","index":0,"resource":"example.com/fast","id":"0000:3b:10.3","claim":` +
 			`{"uid":"c-0","namespace":"shop","name":"web-0-vf-x7k2p","podClaim":"vf","request":"nic/fast","result":1,"pool":"node1",` +
-			`"device":"0000-3b-10-3","shareID":"s-0","admin":true}}],"claims":true}`,
-			&Answer{Devices: []Device{claimed}, Claims: true}, new(Answer)},
-		{`{"devices":null,"error":"who knows","uncertain":true}`, &Answer{Error: "who knows", Uncertain: true}, new(Answer)},
+			`"device":"0000-3b-10-3","shareID":"s-0","admin":true}}]}`,
+			&Answer{Devices: []Device{claimed}}, new(Answer)},
+		{`{"devices":null,"error":"who knows","cause":"the claim is not prepared"}`, &Answer{Error: "who knows", Cause: ErrUnprepared}, new(Answer)},
+		{`{"pod":"web-0","folder":"/var/lib/kubelet","inUse":true,"timeout":5000000000}`, &KubeletQuestion{Question: Question{Pod: "web-0"},
+			Folder: "/var/lib/kubelet", InUse: true, Timeout: 5 * time.Second}, new(KubeletQuestion)},
 	} {
 		var written bytes.Buffer
 		if err := write(&written, c.of); err != nil || written.String() != c.line+"\n" {

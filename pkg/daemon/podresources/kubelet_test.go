@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // maxWait is the maximum time to wait for an expected event. The tests do not measure the speed of the client, so this timeout may be long.
@@ -119,7 +119,7 @@ func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fa
 }
 
 // ask() calls Ask for the pod web-0 with a long deadline.
-func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
+func ask(t testing.TB, k Kubelet, uid string) ([]poddevices.Device, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
@@ -127,7 +127,7 @@ func ask(t testing.TB, k Kubelet, uid string) ([]allocation.Device, error) {
 }
 
 // askTwice calls Ask with a context that ends during the third call.
-func askTwice(t testing.TB, k *fakeKubelet, uid string) ([]allocation.Device, error) {
+func askTwice(t testing.TB, k *fakeKubelet, uid string) ([]poddevices.Device, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
@@ -155,9 +155,9 @@ func always(p *api.PodResources) func(int, *api.GetPodResourcesRequest) (*api.Po
 }
 
 // webDevices returns the devices that Ask must return for webPod.
-func webDevices(container string, ids ...string) (devices []allocation.Device) {
+func webDevices(container string, ids ...string) (devices []poddevices.Device) {
 	for _, id := range ids {
-		devices = append(devices, allocation.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})
+		devices = append(devices, poddevices.Device{Namespace: "shop", Pod: "web-0", Container: container, Resource: "example.com/fast", ID: id})
 	}
 	return devices
 }

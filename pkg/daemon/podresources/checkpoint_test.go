@@ -5,15 +5,17 @@ package podresources
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	"github.com/podlace/podlace/pkg/allocation"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
@@ -144,7 +146,7 @@ func TestUnreadable(t *testing.T) {
 		if got, err := ask(t, one.Kubelet, after); err != nil || !cmp.Equal(got, webDevices("app", "a")) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
-		refused := func(k *fakeKubelet) ([]allocation.Device, error) {
+		refused := func(k *fakeKubelet) ([]poddevices.Device, error) {
 			if name == "missing" { // the kubelet may write it soon
 				return askTwice(t, k, after)
 			}
@@ -243,4 +245,38 @@ func knownCheckpoints() map[string][]written {
 		"without a device": {{after, "app", "example.com/fast", map[int64][]string{0: nil}, []byte{1}},
 			{before, "app", "example.com/slow", map[int64][]string{}, []byte{}}},
 	}
+}
+
+// FuzzCheckpoint checks that each returned entry is complete, and that no entries are returned together with an error. For each UID,
+// readCheckpoint must return the same devices as CheckpointDevices.
+func FuzzCheckpoint(f *testing.F) {
+	for _, entries := range knownCheckpoints() {
+		f.Add(marshal(f, entries), after)
+	}
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":01}`), after)
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"`+after+`","DeviceIDs":[]}]}}`), after)
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"`+after+`","ResourceName":"r"}],"RegisteredDevices":{}},"Checksum":1}`), before)
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"2222222\u0032-0000-4000-8000-000000000002","ResourceName":"r","DeviceIDs":{"0":["a"]}}],"RegisteredDevices":{}},"Checksum":1}`), after)
+	f.Fuzz(func(t *testing.T, data []byte, uid string) {
+		entries, err := parseEntries(data)
+		if err != nil && entries != nil {
+			t.Fatalf("%v, %v", entries, err)
+		}
+		if slices.ContainsFunc(entries, func(e checkpointEntry) bool { return e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil }) {
+			t.Fatalf("%+v", entries)
+		}
+		if uid == "" {
+			return
+		}
+		path := filepath.Join(t.TempDir(), "checkpoint")
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		notes, err := CheckpointDevices(path)
+		want := slices.DeleteFunc(slices.Clone(notes), func(n poddevices.Device) bool { return n.UID != uid })
+		got, err2 := readCheckpoint(path, uid)
+		if !cmp.Equal(deviceSet(want), deviceSet(got)) || fmt.Sprint(err) != fmt.Sprint(err2) {
+			t.Fatalf("%v, %v; Notes has %v, %v", got, err2, want, err)
+		}
+	})
 }

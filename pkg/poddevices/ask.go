@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package allocation
+package poddevices
 
 import (
+	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +12,23 @@ import (
 	"syscall"
 	"time"
 )
+
+// Ask sends a question to the socket and waits for the answer until a deadline. The error of an answer matches its cause. If no daemon
+// listens, the error matches fs.ErrNotExist or syscall.ECONNREFUSED, and os.ErrDeadlineExceeded after the deadline.
+func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
+	conn, err := dial(socket, until)
+	if err != nil {
+		return a, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
+	}
+	defer conn.Close()
+	if err := errors.Join(write(conn, q), read(conn, &a)); err != nil {
+		return Answer{}, fmt.Errorf("ask the SR-IOV device plugin: %w", err)
+	}
+	if err := a.err(); err != nil {
+		return Answer{}, fmt.Errorf("the SR-IOV device plugin answers: %w", err)
+	}
+	return a, nil
+}
 
 // The type conn is a blocking connection with a deadline. It does not use package net, because each start of a pod waits for an answer of
 // the device plugin. Package net would prolong this wait: starting its poller, timers and threads takes longer than the answer.
@@ -82,4 +101,14 @@ func (c *conn) Write(b []byte) (written int, err error) {
 		written += n
 	}
 	return written, nil
+}
+
+func write(conn io.Writer, v any) error { return json.NewEncoder(conn).Encode(v) } // Encode appends the newline
+
+func read(conn io.Reader, v any) error {
+	line, err := bufio.NewReader(io.LimitReader(conn, maxLine)).ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("read a line of at most %d bytes: %w", maxLine, err)
+	}
+	return json.Unmarshal(line, v)
 }
