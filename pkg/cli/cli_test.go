@@ -78,7 +78,7 @@ func TestRefusedCommands(t *testing.T) {
 		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output" flag: want table`},
 		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output" flag: want table`},
 		"surplus argument":  {[]string{"ls", "shop/web"}, "podlace: podlace ls takes no argument: \"shop/web\"\n"},
-		"missing argument":  {[]string{"sriov", "check-claim"}, "podlace: usage: podlace sriov check-claim FILE [flags]\n"},
+		"missing argument":  {[]string{"sriov", "reset"}, "podlace: usage: podlace sriov reset DEVICE [flags]\n"},
 		"help of nothing":   {[]string{"help", "sriov", "rest"}, "for \"podlace sriov\": did you mean 'reset'?\n"},
 		"completion of it":  {[]string{"completion", "tcsh"}, "unknown command \"tcsh\" for \"podlace completion\""},
 		"no number":         {[]string{"trace", "--hostport", "x"}, "for \"--hostport\" flag: want a number\n"},

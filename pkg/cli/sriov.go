@@ -74,8 +74,11 @@ type sriovFlags struct {
 func newSRIOV() *cobra.Command {
 	cmd := &cobra.Command{Use: "sriov", Short: "Inspect the SR-IOV devices of this node", SuggestionsMinimumDistance: 1, RunE: showHelp}
 	cmd.AddCommand(newSRIOVLs(), newSRIOVExplain(),
-		newOfDaemon("classes [FLAG...]", "Print the DeviceClasses of the resources with \"api\": \"dra\""),
-		newOfDaemon("check-claim FILE...", "Check what the scheduler and the node would make of a claim, a template or a pod"),
+		newOfDaemon("classes [FLAG...]", "Print the DeviceClasses of the resources with \"api\": \"dra\"",
+			"  podlace sriov classes\n  podlace sriov classes --config-file config.json"),
+		newOfDaemon("check-claim FILE...", "Check what the scheduler and the node would make of a claim, a template or a pod",
+			"  podlace sriov check-claim pod.yaml\n  podlace sriov check-claim pod.yaml --class classes.yaml\n"+
+				"  helm template chart | podlace sriov check-claim -"),
 		newSRIOVReset(), newSRIOVResetFunction())
 	return cmd
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // newOfDaemon returns a command that runs the command of the same name of sriov-device-plugin, which links Kubernetes' libraries for it.
-func newOfDaemon(use, short string) *cobra.Command {
+func newOfDaemon(use, short, example string) *cobra.Command {
 	name, _, _ := strings.Cut(use, " ")
-	return &cobra.Command{Use: use, DisableFlagsInUseLine: true, Short: short, DisableFlagParsing: true,
+	return &cobra.Command{Use: use, DisableFlagsInUseLine: true, Short: short, Example: example, DisableFlagParsing: true,
 		Long: short + ".\n\nThe command runs 'sriov-device-plugin " + name + "' with the same arguments; --help shows them.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			program, err := findDaemon()

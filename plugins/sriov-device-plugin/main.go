@@ -10,9 +10,4 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
 )
 
-func main() {
-	if status, ok := claimcheck.Run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr); ok {
-		os.Exit(status)
-	}
-	os.Exit(deviceplugin.Main(os.Args[1:], os.Stderr))
-}
+func main() { os.Exit(claimcheck.Main(os.Args[1:], deviceplugin.Main)) }

@@ -45,6 +45,14 @@ func Command() *cobra.Command {
 	return root
 }
 
+// Main runs the command that the first argument names or, if there is no such command, the daemon. It returns the exit status.
+func Main(args []string, daemon func(args []string, stderr io.Writer) int) int {
+	if status, ok := Run(args, os.Stdin, os.Stdout, os.Stderr); ok {
+		return status
+	}
+	return daemon(args, os.Stderr)
+}
+
 // Run runs the command that the first argument names and returns its exit status. The second result is false if there is no such command.
 func Run(args []string, stdin io.Reader, stdout, stderr io.Writer) (status int, known bool) {
 	root := Command()

@@ -118,10 +118,10 @@ func (r *reader) checkNames(resources []Resource) {
 		}
 	}
 	for _, res := range resources {
-		for _, other := range resources {
-			if parts := splitForm.FindStringSubmatch(res.FullName()); parts != nil && other.FullName() == parts[1] && other.maySplit(parts[2]) {
-				r.Fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), other.Key, other.Line)
-			}
+		parts := splitForm.FindStringSubmatch(res.FullName())
+		splits := func(o Resource) bool { return parts != nil && o.FullName() == parts[1] && o.maySplit(parts[2]) }
+		if i := slices.IndexFunc(resources, splits); i >= 0 {
+			r.Fail(res.Place, "resource %s: %s in line %d may offer devices under this name", res.FullName(), resources[i].Key, resources[i].Line)
 		}
 	}
 }
