@@ -85,8 +85,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// refuseSecond returns an error if the record names an address that is still leased to the attachment, or may be. It also does if the record
-// cannot be read, for example because a newer version wrote it.
+// refuseSecond returns an error if the record names an address that is still leased to the attachment, or may be. It also refuses a record
+// that cannot be read, for example because a newer version wrote it.
 func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) error {
 	var st state
 	ok, err := att.Load(&st)
