@@ -104,8 +104,8 @@ func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 // suggest replaces cobra's messages about arguments. To the message about an unknown command it adds the most similar names, on the same
 // line, because cobra's own suggestion needs several lines.
 func suggest(cmd *cobra.Command, text string) string {
-	if flag, _, ok := strings.Cut(text, ": strconv."); ok {
-		return flag + ": want a number"
+	if flag, why, ok := strings.Cut(text, ": strconv."); ok {
+		return flag + map[bool]string{true: ": want true or false", false: ": want a number"}[strings.HasPrefix(why, "ParseBool")]
 	}
 	if strings.Contains(text, " arg(s), ") {
 		return "usage: " + cmd.UseLine()

@@ -82,6 +82,7 @@ func TestRefusedCommands(t *testing.T) {
 		"help of nothing":   {[]string{"help", "sriov", "rest"}, "for \"podlace sriov\": did you mean 'reset'?\n"},
 		"completion of it":  {[]string{"completion", "tcsh"}, "unknown command \"tcsh\" for \"podlace completion\""},
 		"no number":         {[]string{"trace", "--hostport", "x"}, "for \"--hostport\" flag: want a number\n"},
+		"no boolean":        {[]string{"rollback", "--yes=maybe"}, "for \"--yes\" flag: want true or false\n"},
 		"no PCI address":    {[]string{"sriov", "reset", "nope"}, "podlace: PCI address \"nope\": want"},
 		"unset variable":    {[]string{"gc", "--network", "", "--yes"}, "podlace: --network \"\": want a value\n"},
 		"unset address":     {[]string{"ls", "--ip="}, "podlace: --ip \"\": want a value\n"},

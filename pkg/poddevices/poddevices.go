@@ -125,7 +125,7 @@ const (
 	// plugin has registered.
 	ErrNoCheckpoint Cause = "the checkpoint is missing"
 	// ErrNoProgram means that the program that asks the kubelet is not installed.
-	ErrNoProgram Cause = "the device plugin gives no answer, and " + Program + ", which asks the kubelet in its place, is not installed"
+	ErrNoProgram Cause = Program + ", which asks the kubelet in place of the device plugin, is not installed"
 )
 
 // The type answerError is the error of an answer.

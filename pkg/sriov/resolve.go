@@ -148,12 +148,12 @@ func (c requestConfig) hintFor(err error) string {
 		return "the runtime must pass K8S_POD_UID in CNI_ARGS"
 	case errors.Is(err, poddevices.ErrNoCheckpoint):
 		return "no device plugin has registered with the kubelet: remove sriov from the conflist, or start sriov-device-plugin with a resource for this node"
-	case errors.Is(err, poddevices.ErrNoProgram):
-		return "install " + poddevices.Program + " beside sriov, and start sriov-device-plugin: systemctl status sriov-device-plugin"
 	case errors.Is(err, poddevices.ErrUnprepared):
 		return "check that sriov-device-plugin is running, because it prepares claims"
 	case errors.Is(err, poddevices.ErrUncertain):
 		return "retry in a minute: 'podlace sriov ls' shows the VF"
+	case errors.Is(err, poddevices.ErrNoProgram): // last, because the refusal of a device plugin that answers says more
+		return "install " + poddevices.Program + " beside sriov, and start sriov-device-plugin: systemctl status sriov-device-plugin"
 	}
 	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov"
 }

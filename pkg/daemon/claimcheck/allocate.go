@@ -223,8 +223,8 @@ func (c *checker) settings(one *resourceapi.ResourceClaim) ([]*vfconfig.Config, 
 }
 
 // resourceOf returns the resource of a device. A resource that is not in the configuration lets claims set each key.
-func (c *checker) resourceOf(node, name string) *pool.Resource {
-	i := slices.IndexFunc(c.devices, func(d device) bool { return d.node == node && d.Name == name && d.driver == claim.Driver })
+func (c *checker) resourceOf(from, name string) *pool.Resource {
+	i := slices.IndexFunc(c.devices, func(d device) bool { return d.pool == from && d.Name == name && d.driver == claim.Driver })
 	of := c.devices[i].resource()
 	if r := c.resources[of]; r != nil {
 		return r

@@ -37,7 +37,7 @@ func (a attribute) expression() string {
 // device is a device of a ResourceSlice.
 type device struct {
 	resourceapi.Device
-	driver, node string
+	driver, node, pool string
 }
 
 func (d device) resource() string {
@@ -91,7 +91,7 @@ func newCluster(list []*resourceapi.ResourceSlice, example bool) cluster {
 			c.nodes = append(c.nodes, node)
 		}
 		for _, d := range s.Spec.Devices {
-			one := device{d, s.Spec.Driver, node}
+			one := device{d, s.Spec.Driver, node, s.Spec.Pool.Name}
 			c.devices, c.drivers[s.Spec.Driver] = append(c.devices, one), true
 			for a, value := range one.attributes() {
 				if c.values[a] == nil {
