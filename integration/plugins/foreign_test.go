@@ -134,10 +134,11 @@ func mustBeLeased(t *testing.T, dir string, given map[string]string) {
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	leases := 0
+	leases := map[string]string{}
 	for _, e := range entries {
 		if _, err := netip.ParseAddr(e.Name()); err == nil {
-			leases++
+			data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+			leases[e.Name()] = fmt.Sprint(string(data), err)
 		}
 	}
 	for id, addr := range given {
@@ -145,7 +146,7 @@ func mustBeLeased(t *testing.T, dir string, given map[string]string) {
 			t.Fatalf("the lease of %s for %s: %q, %v", addr, id, data, err)
 		}
 	}
-	if leases != len(given) {
-		t.Fatalf("%d leases, want %d", leases, len(given))
+	if len(leases) != len(given) {
+		t.Fatalf("%d leases, want %d: %q", len(leases), len(given), leases)
 	}
 }
