@@ -66,7 +66,7 @@ func TestF44ForeignAtOnce(t *testing.T) {
 		var group sync.WaitGroup
 		for i := range 200 {
 			group.Go(func() {
-				id := fmt.Sprint("c", i)
+				id := fmt.Sprint("at-once-", i) // no record of another test in the same network has it
 				out, err := f.call(f.binaries[(i+turn)%2], verb, id)
 				mutex.Lock()
 				defer mutex.Unlock()
