@@ -97,7 +97,8 @@ func (l *leases) isRecorded(is lease) bool {
 	return len(records) > 0 && !others
 }
 
-// isFree reports whether the address of a lease may be taken: the lease is of an earlier boot, and nobody on this node has the address.
+// isFree reports whether ADD may take a leased address: the lease is of an earlier boot, the address has no route of its own, and nobody
+// answers for it.
 func (a *allocation) isFree(is lease) (bool, error) {
 	if !a.l.isEarlier(is) || a.isForeign(is.addr) {
 		return false, nil
@@ -106,7 +107,7 @@ func (a *allocation) isFree(is lease) (bool, error) {
 	return len(silent) > 0, err
 }
 
-// isReusable reports whether ADD may take a lease in a full set, if nobody answers for its address.
+// isReusable reports whether reclaim should ask for the address of a lease: it is one of the set, and torn or of an earlier boot.
 func (l *leases) isReusable(set RangeSet, is lease) bool {
 	r, in := set.find(is.addr)
 	return in && is.addr != r.Gateway && (is.torn() || l.isEarlier(is))

@@ -3,7 +3,6 @@
 package claimcheck
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -133,9 +132,10 @@ func prefer(d resourceapi.DeviceClaim, o option, resource string) resourceapi.De
 		*selectors = append(*selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: selectorOf(resource)}})
 	}
 	for _, r := range out.Requests {
-		slices.SortStableFunc(r.FirstAvailable, func(a, b resourceapi.DeviceSubRequest) int {
-			return cmp.Compare(len(strings.TrimSuffix(o.name, r.Name+"/"+a.Name)), len(strings.TrimSuffix(o.name, r.Name+"/"+b.Name)))
-		})
+		all := r.FirstAvailable
+		if i := slices.IndexFunc(all, func(s resourceapi.DeviceSubRequest) bool { return r.Name+"/"+s.Name == o.name }); i >= 0 {
+			all[0], all[i] = all[i], all[0]
+		}
 	}
 	return out
 }

@@ -178,7 +178,7 @@ func readSlices(name string) (list []*resourceapi.ResourceSlice, err error) {
 			return nil, wrong
 		}
 		for _, d := range documents {
-			for _, object := range append(d.Get("items").Items(), d) {
+			for _, object := range objects(d) {
 				if object.Get("kind").Text() != "ResourceSlice" {
 					continue
 				}

@@ -76,11 +76,7 @@ func (c *checker) parseManifests(file string, data []byte) (all []manifest) {
 	r := strict.Report{File: file}
 	errors.As(err, &r.Problems)
 	for _, d := range documents {
-		items := d.Get("items").Items()
-		if items == nil {
-			items = []strict.Value{d}
-		}
-		for _, object := range items {
+		for _, object := range objects(d) {
 			all = append(all, manifest{root: object})
 		}
 		r.Duplicates(d)
@@ -89,6 +85,14 @@ func (c *checker) parseManifests(file string, data []byte) (all []manifest) {
 		c.fail("%v", p)
 	}
 	return all
+}
+
+// objects returns the objects of a list, or the only object of a document.
+func objects(document strict.Value) []strict.Value {
+	if items := document.Get("items").Items(); items != nil {
+		return items
+	}
+	return []strict.Value{document}
 }
 
 // decodeSpec decodes the specification of an object into a type of the Kubernetes API. It reports false if the object has none.

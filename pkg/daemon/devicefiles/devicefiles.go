@@ -2,10 +2,11 @@
 
 // Package devicefiles returns the files in /dev that a container needs for its devices. The functions return the device files in the
 // formats of the Container Device Interface (CDI) and of the kubelet. Package devicefiles also returns the environment variables that
-// sriov-network-device-plugin sets. Package devicefiles does no I/O.
+// sriov-network-device-plugin sets. Only WriteSpec does I/O.
 package devicefiles
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // CDIVersion is the oldest version of the CDI specification that has all the fields which this package uses.
@@ -161,4 +163,16 @@ func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
 		edits.DeviceNodes = append(edits.DeviceNodes, node)
 	}
 	return edits
+}
+
+// WriteSpec writes a CDI specification if its content has changed. Each write causes the runtime to read all specifications again.
+func WriteSpec(dir *store.Dir, name string, spec cdi.Spec) error {
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return err
+	}
+	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
+		return nil
+	}
+	return dir.Write(name, data, 0o644)
 }

@@ -3,7 +3,6 @@
 package deviceplugin
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -146,7 +145,7 @@ func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]poddevices.D
 		less := written
 		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(findByName(spec, d.Name)) == 0 })
 		if len(less.Devices) < len(written.Devices) && len(less.Devices) > 0 {
-			errs = append(errs, writeSpec(dir, name, less))
+			errs = append(errs, devicefiles.WriteSpec(dir, name, less))
 		} else if len(less.Devices) < len(written.Devices) {
 			errs = append(errs, dir.Remove(name))
 		}
@@ -156,7 +155,7 @@ func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]poddevices.D
 		return strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") && !ok
 	}))
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		errs = append(errs, writeSpec(dir, name, wanted[name]))
+		errs = append(errs, devicefiles.WriteSpec(dir, name, wanted[name]))
 	}
 	return errors.Join(errs...)
 }
@@ -168,18 +167,6 @@ func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 		return cdi.Spec{}
 	}
 	return spec
-}
-
-// writeSpec writes a CDI specification if its content has changed. Each write causes the runtime to read all specifications again.
-func writeSpec(dir *store.Dir, name string, spec cdi.Spec) error {
-	data, err := json.MarshalIndent(spec, "", "  ")
-	if err != nil {
-		return err
-	}
-	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
-		return nil
-	}
-	return dir.Write(name, data, 0o644)
 }
 
 // findByName returns the device with the given name in a CDI specification, as a list with one element. If the specification has no such

@@ -3,8 +3,6 @@
 package dra
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -97,20 +95,12 @@ func (d *Driver) writeCDI(p claimPlan) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.MarshalIndent(spec, "", "  ")
-	if err != nil {
-		return err
-	}
 	dir, err := store.Make(d.options.CDI, 0o755)
 	if err != nil {
 		return fmt.Errorf("CDI: %w", err)
 	}
 	defer dir.Close()
-	name := cdiFile(p.devices[0].UID)
-	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
-		return nil
-	}
-	return dir.Write(name, data, 0o644)
+	return devicefiles.WriteSpec(dir, cdiFile(p.devices[0].UID), spec)
 }
 
 // removeCDI deletes the CDI specification of a claim. removeCDI has no effect if the specification does not exist.

@@ -204,7 +204,7 @@ func TestServerFails(t *testing.T) {
 }
 
 // TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader, and keeps the lock until they have
-// ended. The leader's tasks start again when the instance becomes the leader again. The daemon is told, because it may change devices then.
+// ended. They start again when the instance leads again, and the daemon learns of it, because only the leader may change devices.
 func TestWhileLeading(t *testing.T) {
 	var begun, ended, told atomic.Int32
 	l := newDRALab(t, func(o *Options) { o.Changed = func() { told.Add(1) } })

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -245,12 +244,16 @@ func Node(ctx context.Context, k Kubelet) (n poddevices.Node, err error) {
 	if err != nil {
 		return n, err
 	}
-	held, err := List(ctx, k)
-	if err != nil {
-		return n, err
+	pods, err := withRetry(ctx, k, "List", k.list)
+	var held []poddevices.Device
+	for _, p := range pods {
+		of, _ := k.devicesOf(p)
+		held = append(held, of...)
+		for _, c := range p.GetContainers() {
+			n.TakenCPUs = append(n.TakenCPUs, c.GetCpuIds()...)
+		}
 	}
-	taken, err := CPUs(ctx, k)
-	n.CPUs, n.TakenCPUs = cpus, slices.Concat(slices.Collect(maps.Values(taken))...)
+	n.CPUs = cpus
 	for _, d := range devices {
 		isTaken := slices.ContainsFunc(held, func(h poddevices.Device) bool { return h.Resource == d.Resource && h.ID == d.ID })
 		n.Devices = append(n.Devices, poddevices.Assignable{Resource: d.Resource, ID: d.ID, NUMA: d.NUMA, Taken: isTaken})
