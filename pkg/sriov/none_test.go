@@ -55,7 +55,7 @@ func TestNoVFUncertain(t *testing.T) {
 	}
 	writeCheckpoint(t, dir, checkpointOf())
 	o = l.Call("ADD", "a", append(keys(";K8S_POD_UID=new"), "CNI_PATH", "/nonexistent")...)
-	l.Fails(o, plugin.CodeTryAgain, poddevices.Program+", which asks the kubelet in its place, is not installed")
+	l.Fails(o, plugin.CodeTryAgain, poddevices.Program+", which asks the kubelet in place of the device plugin, is not installed")
 	l.wantHint(o, "install "+poddevices.Program+" beside sriov, and start sriov-device-plugin")
 	must(t, os.Remove(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")))
 	o = l.Call("ADD", "a", keys(";K8S_POD_UID=new")...)
