@@ -49,7 +49,7 @@ func compare(t *testing.T, unit string, have map[string]int64) {
 		if budget, ok := most[name]; !ok {
 			t.Errorf("%s has no budget: add \"%s\t%s\t%d\" to integration/deps/%s", name, unit, name, n, budgetFile)
 		} else if n > budget {
-			t.Errorf("%s has %d %s, and its budget in integration/deps/%s is %d: delete something; raising it needs a decision in docs/DECISIONS.md",
+			t.Errorf("%s has %d %s, and its budget in integration/deps/%s is %d: delete something; raising it needs a decision in docs/dev/DECISIONS.md",
 				name, n, unit, budgetFile, budget)
 		}
 	}

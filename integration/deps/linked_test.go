@@ -174,6 +174,6 @@ func checkSize(t *testing.T, f *elf.File, path string, budget int64) {
 	t.Logf("%d bytes, budget %d", info.Size(), budget)
 	if runtime.GOARCH == "amd64" && f.Section(".symtab") == nil && info.Size() > budget {
 		t.Errorf("%s has %d bytes, %d over the budget: remove newly linked packages, or set its budget in integration/deps/linked_test.go to %d and "+
-			"give the reason in docs/DECISIONS.md", filepath.Base(path), info.Size(), info.Size()-budget, info.Size()*11/10)
+			"give the reason in docs/dev/DECISIONS.md", filepath.Base(path), info.Size(), info.Size()-budget, info.Size()*11/10)
 	}
 }

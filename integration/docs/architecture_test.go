@@ -25,9 +25,9 @@ import (
 )
 
 const (
-	architecture     = "docs/ARCHITECTURE.md"
-	nftablesDocument = "docs/NFTABLES.md"
-	decisions        = "docs/DECISIONS.md"
+	architecture     = "docs/dev/ARCHITECTURE.md"
+	nftablesDocument = "docs/dev/NFTABLES.md"
+	decisions        = "docs/dev/DECISIONS.md"
 )
 
 // TestListings compares the named listings in the documents with the output of the programs. A named listing is a code block with the
@@ -211,7 +211,7 @@ func nodeTables(t *testing.T) map[string]string {
 	return got
 }
 
-// TestCodesAreListed checks that the table of error codes in docs/ARCHITECTURE.md contains exactly the codes of the source.
+// TestCodesAreListed checks that the table of error codes in docs/dev/ARCHITECTURE.md contains exactly the codes of the source.
 func TestCodesAreListed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, row := range parse(t, architecture).rowsUnder("Error codes") {
@@ -293,7 +293,7 @@ func importsOf(t *testing.T) map[string][]string {
 	return found
 }
 
-// TestWhere checks that each package and each file in the table "Where do I change X" of docs/ARCHITECTURE.md exists.
+// TestWhere checks that each package and each file in the table "Where do I change X" of docs/dev/ARCHITECTURE.md exists.
 func TestWhere(t *testing.T) {
 	rows := parse(t, architecture).rowsUnder("Where do I change X")
 	if len(rows) == 0 {
@@ -311,7 +311,7 @@ func TestWhere(t *testing.T) {
 	}
 }
 
-// TestDecisions checks that each record in docs/DECISIONS.md has the required form.
+// TestDecisions checks that each record in docs/dev/DECISIONS.md has the required form.
 func TestDecisions(t *testing.T) {
 	records := strings.Split(readFile(t, decisions), "\n### ")
 	for n, record := range records[1:] {

@@ -14,7 +14,7 @@ import (
 // treeRoot is the top folder of the source tree.
 const treeRoot = "../.."
 
-var update = flag.Bool("update", false, "rewrite the listings in docs/, the table in docs/CONFORMANCE.md, that of 'podlace explain', and the DeviceClass of the component dra")
+var update = flag.Bool("update", false, "rewrite the listings in docs/, the table of 'podlace explain', and the DeviceClass of the component dra")
 
 func TestMain(m *testing.M) {
 	// The PATH of an ordinary user does not contain the folders of nft and iptables.

@@ -127,7 +127,7 @@ func backquoted(cell string) []string {
 func documents(t testing.TB) []markdownDocument {
 	t.Helper()
 	var all []markdownDocument
-	for _, pattern := range []string{"*.md", "docs/*.md", "conf/*.md", "integration/*.md", "plugins/*/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/dev/*.md", "conf/*.md", "integration/*.md", "plugins/*/*.md"} {
 		paths, err := filepath.Glob(filepath.Join(treeRoot, pattern))
 		if err != nil {
 			t.Fatal(err)

@@ -314,9 +314,9 @@ func compareError(t *testing.T, conf, shown codeBlock) {
 	}
 }
 
-// TestFigures checks that each number in README.md's comparison also occurs in docs/PERFORMANCE.md.
+// TestFigures checks that each number in README.md's comparison also occurs in docs/dev/PERFORMANCE.md.
 func TestFigures(t *testing.T) {
-	report := readFile(t, "docs/PERFORMANCE.md")
+	report := readFile(t, "docs/dev/PERFORMANCE.md")
 	rows := parse(t, "README.md").rowsUnder("Podlace and the reference plugins compared")
 	if len(rows) == 0 {
 		t.Fatal("no table")
@@ -325,7 +325,7 @@ func TestFigures(t *testing.T) {
 		for _, cell := range row[1:] {
 			for _, figure := range regexp.MustCompile(`\d+\.\d`).FindAllString(cell, -1) {
 				if !strings.Contains(report, " "+figure+" ") {
-					t.Errorf("README.md: %q: docs/PERFORMANCE.md has no %s: copy the figure of its newest run into README.md", row[0], figure)
+					t.Errorf("README.md: %q: docs/dev/PERFORMANCE.md has no %s: copy the figure of its newest run into README.md", row[0], figure)
 				}
 			}
 		}

@@ -168,7 +168,7 @@ func (s *soakRun) statePaths() (list []string) {
 	return list
 }
 
-// checkFiles checks that docs/STATE.md lists every file in the state folders. Each live pod must have records and leases, and no other pod
+// checkFiles checks that docs/dev/STATE.md lists every file in the state folders. Each live pod must have records and leases, and no other pod
 // may have a record or a lease.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
