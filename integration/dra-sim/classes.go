@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 )
 
-// printedClasses writes a configuration into a folder, and returns the classes that 'sriov-device-plugin classes' prints for this configuration.
+// printedClasses returns the classes that 'sriov-device-plugin classes' prints for a configuration, which it writes into dir.
 func printedClasses(dir, config string) (out classList, err error) {
 	file := filepath.Join(dir, "config.json")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
