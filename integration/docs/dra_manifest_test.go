@@ -4,7 +4,6 @@ package docs
 
 import (
 	"bytes"
-	encoding "encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -20,8 +19,6 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/podlace/podlace/pkg/claim"
@@ -137,10 +134,6 @@ func TestDRAManifest(t *testing.T) {
 	if len(mounts) > 0 {
 		t.Errorf("%s: volumeMounts name no volume: %v: add it to volumes, or remove it", draManifest, slices.Sorted(maps.Keys(mounts)))
 	}
-	patched := privilegedPod(t, set)
-	if len(patched.Volumes) != len(spec.Volumes) || patched.Containers[0].SecurityContext.Capabilities != nil {
-		t.Errorf("conf/sriov-device-plugin-privileged.yaml must remove capabilities and keep all volumes: %+v", patched)
-	}
 	text := kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]
 	config, err := pool.Parse(pool.Source{File: draManifest, Prefix: "intel.com"}, []byte(text))
 	if err != nil || len(config.Resources) == 0 || config.Resources[0].API != pool.DRA || len(config.Notes) > 0 {
@@ -170,26 +163,4 @@ func TestDeviceClass(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(treeRoot, class), []byte(head+"\napiVersion"+want), 0o644); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// privilegedPod returns the pod specification of the DaemonSet with the patch for a privileged container.
-func privilegedPod(t *testing.T, set *apps.DaemonSet) core.PodSpec {
-	t.Helper()
-	patch, err := yaml.ToJSON([]byte(readFile(t, "conf/sriov-device-plugin-privileged.yaml")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, err := encoding.Marshal(set)
-	if err != nil {
-		t.Fatal(err)
-	}
-	after, err := strategicpatch.StrategicMergePatch(before, patch, apps.DaemonSet{})
-	var patched apps.DaemonSet
-	if err == nil {
-		err = encoding.Unmarshal(after, &patched)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return patched.Spec.Template.Spec
 }

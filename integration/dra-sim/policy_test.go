@@ -77,7 +77,7 @@ func refusedIndex(t *testing.T, e cel.ConditionEvaluator, node string, before, a
 		schema.GroupVersionResource{Group: kind.Group, Version: kind.Version, Resource: "resourceclaims"}, "status",
 		admission.Update, nil, false, nil)
 	request := &admissionapi.AdmissionRequest{Operation: admissionapi.Update,
-		UserInfo: authenticationv1.UserInfo{Username: "system:serviceaccount:kube-system:sriov-device-plugin"}}
+		UserInfo: authenticationv1.UserInfo{Username: "system:serviceaccount:podlace:sriov-device-plugin"}}
 	if node != "" {
 		request.UserInfo.Extra = map[string]authenticationv1.ExtraValue{"authentication.kubernetes.io/node-name": {node}}
 	}

@@ -102,8 +102,8 @@ func validChoices(components []string) (all [][]string) {
 // into one template.
 func objectTemplates(conf string, components []string) (chartFiles, error) {
 	all := validChoices(components)
-	if len(all) > 64 {
-		return nil, fmt.Errorf("%d choices of components: no more than 64 fit", len(all))
+	if len(all) > maxChoices {
+		return nil, fmt.Errorf("%d choices of components: no more than %d fit", len(all), maxChoices)
 	}
 	config, err := configTemplate(conf, components)
 	if err != nil {
@@ -111,7 +111,7 @@ func objectTemplates(conf string, components []string) (chartFiles, error) {
 	}
 	merged := map[string][]mergedLine{}
 	for i, choice := range all {
-		text, err := renderManifest(conf, chartImage, choice)
+		text, err := renderManifest(conf, chartImage, choice, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -120,7 +120,7 @@ func objectTemplates(conf string, components []string) (chartFiles, error) {
 			if err != nil {
 				return nil, err
 			}
-			merged[name] = mergeLines(merged[name], lines, 1<<i)
+			merged[name] = mergeLines(merged[name], lines, choiceSet{}.with(i))
 		}
 	}
 	files := chartFiles{}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,9 +27,12 @@ func rules() []componentRule {
 			reason: `each contains the DaemonSet sriov-device-plugin, and that of dra also serves resources without "api": "dra"`},
 		{component: "noroutes", without: []string{"removal"}, reason: "the removal needs the rights that noroutes drops"},
 		{component: "noroutes", without: []string{"vxlan"}, reason: "the tunnel needs routes of the agent"},
-		{component: "openshift", without: []string{"crio", "k3s", "noroutes", "removal", "vxlan"},
+		{component: "noagent", without: []string{"crio", "k3s", "noroutes", "removal", "vxlan"}, reason: "the cluster keeps its network"},
+		{component: "noagent", oneOf: []string{"dra", "sriov"}, reason: "nothing else is left without the agent"},
+		{component: "openshift", without: []string{"crio", "k3s", "noagent", "noroutes", "removal", "vxlan"},
 			reason: "openshift leaves the cluster network to OpenShift, and has no podlace-node"},
 		{component: "openshift", oneOf: []string{"dra", "sriov"}, reason: "openshift adapts the DaemonSet sriov-device-plugin to OpenShift"},
+		{component: "privileged", oneOf: []string{"dra", "sriov"}, reason: "only the DaemonSet sriov-device-plugin can become privileged"},
 	}
 }
 
@@ -62,13 +66,12 @@ func checkComponents(known, chosen []string) error {
 	return nil
 }
 
-// inOrder sorts components by name. openshift is last, because openshift patches objects of the other components.
+// inOrder sorts components by name. Those that patch objects of the other components are last.
 func inOrder(components []string) []string {
-	sorted := slices.Compact(slices.Sorted(slices.Values(components)))
-	if i := slices.Index(sorted, "openshift"); i >= 0 {
-		sorted = append(slices.Delete(sorted, i, i+1), "openshift")
-	}
-	return sorted
+	last := []string{"noagent", "openshift", "privileged"}
+	return slices.SortedFunc(slices.Values(slices.Compact(slices.Sorted(slices.Values(components)))), func(a, b string) int {
+		return cmp.Or(cmp.Compare(slices.Index(last, a), slices.Index(last, b)), cmp.Compare(a, b))
+	})
 }
 
 func componentNames(conf string) (names []string, err error) {

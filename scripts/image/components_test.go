@@ -194,34 +194,79 @@ func TestSRIOVConflist(t *testing.T) {
 	}
 }
 
-// TestOpenShift checks that the component openshift omits the agent and moves the device plugin to a namespace with
-// SecurityContextConstraints. The init container must install the plugins into the folder that Multus searches.
-func TestOpenShift(t *testing.T) {
-	for _, component := range []string{"sriov", "dra"} {
-		t.Run(component, func(t *testing.T) {
-			text := rendered(t, "openshift", component)
-			got := decodeObjects(t, text)
-			for key, o := range got {
+// TestNoAgent checks that the components noagent and openshift omit the agent, and install the plugins into the folder that the runtime
+// or Multus searches.
+func TestNoAgent(t *testing.T) {
+	for component, folder := range map[string]string{"noagent": "/opt/cni/bin", "openshift": "/var/lib/cni/bin"} {
+		for _, daemon := range []string{"sriov", "dra"} {
+			got := decodeObjects(t, rendered(t, component, daemon))
+			for key := range got {
 				if strings.HasSuffix(key, " podlace-node") {
-					t.Errorf("%s is left", key)
+					t.Errorf("%s %s: %s is left", component, daemon, key)
 				}
-				if o.GetNamespace() != "" && o.GetNamespace() != "podlace" {
-					t.Errorf("%s is in namespace %s", key, o.GetNamespace())
-				}
-			}
-			if bytes.Contains(text, []byte("kube-system")) {
-				t.Error("the manifest still names kube-system")
 			}
 			pod := got.device(t).Spec.Template.Spec
 			if len(pod.InitContainers) != 1 || pod.InitContainers[0].Image != testImage ||
 				!slices.Equal(pod.InitContainers[0].Command, []string{"/podlace-node", "install", "--bin-dir=/opt/cni/bin"}) {
-				t.Errorf("%+v", pod.InitContainers)
+				t.Fatalf("%s %s: %+v", component, daemon, pod.InitContainers)
 			}
-			folder := func(v core.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/var/lib/cni/bin" }
-			if i := slices.IndexFunc(pod.Volumes, folder); i < 0 || pod.InitContainers[0].VolumeMounts[0].Name != pod.Volumes[i].Name {
-				t.Errorf("the plugins go elsewhere: %+v", pod.InitContainers[0].VolumeMounts)
+			mount := pod.InitContainers[0].VolumeMounts[0]
+			i := slices.IndexFunc(pod.Volumes, func(v core.Volume) bool { return v.Name == mount.Name })
+			if i < 0 || pod.Volumes[i].HostPath.Path != folder || mount.MountPath != "/opt/cni/bin" {
+				t.Errorf("%s %s: the plugins do not go to %s: %+v, %+v", component, daemon, folder, mount, pod.Volumes)
 			}
-		})
+		}
+	}
+}
+
+// TestOneNamespace checks that all objects are in the namespace of the agent.
+func TestOneNamespace(t *testing.T) {
+	for _, components := range [][]string{{"sriov"}, {"dra"}, {"dra", "noagent"}, {"dra", "openshift", "privileged"}} {
+		text := rendered(t, components...)
+		for key, o := range decodeObjects(t, text) {
+			if o.GetNamespace() != "" && o.GetNamespace() != "podlace" {
+				t.Errorf("%s: %s is in namespace %s", components, key, o.GetNamespace())
+			}
+		}
+		if bytes.Contains(text, []byte("kube-system")) {
+			t.Errorf("%s: the manifest names kube-system", components)
+		}
+	}
+}
+
+// TestPrivileged checks that the component privileged changes only the container of the daemon, and that it can see what it restores.
+func TestPrivileged(t *testing.T) {
+	for _, component := range []string{"sriov", "dra"} {
+		want, got := decodeObjects(t, rendered(t, component)), decodeObjects(t, rendered(t, component, "privileged"))
+		pod := got.device(t).Spec.Template.Spec
+		c := pod.Containers[0]
+		if s := c.SecurityContext; s.Privileged == nil || !*s.Privileged || !*s.AllowPrivilegeEscalation || s.Capabilities != nil ||
+			s.SeccompProfile.Type != core.SeccompProfileTypeUnconfined {
+			t.Errorf("%s: %+v", component, s)
+		}
+		for _, folder := range []string{"/run/podlace", "/var/run/k8s.cni.cncf.io/devinfo/cni"} {
+			i := slices.IndexFunc(c.VolumeMounts, func(m core.VolumeMount) bool { return m.MountPath == folder && !m.ReadOnly })
+			if i < 0 || !slices.ContainsFunc(pod.Volumes, func(v core.Volume) bool {
+				return v.Name == c.VolumeMounts[i].Name && v.HostPath != nil && v.HostPath.Path == folder
+			}) {
+				t.Errorf("%s: %s is not mounted: %+v", component, folder, c.VolumeMounts)
+			}
+		}
+		before := want.device(t).Spec.Template.Spec.Containers[0]
+		if len(pod.Containers) != 1 || !slices.Equal(c.Args, before.Args) || c.Image != before.Image {
+			t.Errorf("%s: %+v", component, c)
+		}
+		const set = "DaemonSet sriov-device-plugin"
+		delete(want, set)
+		delete(got, set)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: other objects differ\n%s", component, diff)
+		}
+	}
+	scc := decodeObjects(t, rendered(t, "openshift", "dra", "privileged"))["SecurityContextConstraints podlace-sriov"].(*security.SecurityContextConstraints)
+	if !scc.AllowPrivilegedContainer || !*scc.AllowPrivilegeEscalation || len(scc.RequiredDropCapabilities) > 0 ||
+		!slices.Contains(scc.SeccompProfiles, "unconfined") {
+		t.Errorf("the SecurityContextConstraints refuse a privileged container: %+v", scc)
 	}
 }
 
@@ -333,8 +378,12 @@ func TestExclusiveComponents(t *testing.T) {
 		"noroutes removal":      "components noroutes and removal exclude each other",
 		"openshift dra removal": "components openshift and removal exclude each other",
 		"vxlna":                 "no component",
+		"noagent":               "component noagent needs dra or sriov",
+		"noagent dra vxlan":     "components noagent and vxlan exclude each other",
+		"openshift dra noagent": "components openshift and noagent exclude each other",
+		"privileged":            "component privileged needs dra or sriov",
 	} {
-		if _, err := renderManifest(conf, testImage, strings.Fields(components)); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := renderManifest(conf, testImage, strings.Fields(components), nil); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %s", components, err, says)
 		}
 	}

@@ -22,7 +22,7 @@ func commands() []command {
 	return []command{
 		{"build", "-name REGISTRY/NAME:TAG -out FOLDER [-push] [flags]", runBuild},
 		{"pack", "-name REGISTRY/NAME:TAG -out FILE.tar [flags] /PATH=FILE|/PATH=FOLDER|link:/PATH=TARGET|dir:/PATH=MODE ...", runPack},
-		{"manifest", "-image REGISTRY/NAME@sha256:DIGEST [-component NAME]... [-out FILE]", runManifest},
+		{"manifest", "-image REGISTRY/NAME@sha256:DIGEST [-component NAME]... [-sriov-config FILE] [-out FILE]", runManifest},
 		{"chart", "-image REGISTRY/NAME@sha256:DIGEST -version VERSION -out FOLDER [-push REGISTRY/FOLDER]", runChart},
 	}
 }

@@ -25,6 +25,7 @@ func runManifest(args []string) error {
 	var components repeatedFlag
 	flags := newFlags("manifest")
 	flags.Var(&components, "component", "folder of conf/cluster/components; may be repeated")
+	sriovFile := flags.String("sriov-config", "", "config.json of the SR-IOV device plugin, for the components sriov and dra")
 	image := flags.String("image", "", "image that the nodes can pull, REGISTRY/NAME@sha256:DIGEST or REGISTRY/NAME:TAG")
 	conf := flags.String("conf", "../../conf/cluster", "folder of the base and the components")
 	out := flags.String("out", "", "the file to write; without it the output")
@@ -34,12 +35,21 @@ func runManifest(args []string) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("manifest: unexpected argument %q", flags.Arg(0))
 	}
-	text, err := renderManifest(*conf, *image, components)
+	var sriov *sriovConfig
+	if *sriovFile != "" {
+		var err error
+		if sriov, err = readSRIOVConfig(*sriovFile); err != nil {
+			return err
+		}
+	}
+	text, err := renderManifest(*conf, *image, components, sriov)
 	if err != nil {
 		return err
 	}
-	if note := removalNote(components); note != "" {
-		fmt.Fprintln(os.Stderr, note)
+	for _, note := range []string{removalNote(components), sriov.note()} {
+		if note != "" {
+			fmt.Fprintln(os.Stderr, note)
+		}
 	}
 	if *out == "" {
 		_, err = os.Stdout.Write(text)
@@ -92,8 +102,9 @@ func missingPart(image string, err error) error {
 	return err
 }
 
-// renderManifest returns one YAML text: the base with the given image and components. renderManifest reads only the folder conf.
-func renderManifest(conf, image string, components []string) ([]byte, error) {
+// renderManifest returns one YAML text: the base with the given image and components. Without a configuration of the device plugin, the
+// manifest has the shipped example. renderManifest reads only the folder conf.
+func renderManifest(conf, image string, components []string, sriov *sriovConfig) ([]byte, error) {
 	to, err := parseImage(image)
 	if err != nil {
 		return nil, err
@@ -109,12 +120,17 @@ func renderManifest(conf, image string, components []string) ([]byte, error) {
 	for _, c := range inOrder(components) {
 		overlay.Components = append(overlay.Components, "../components/"+c)
 	}
-	data, err := yaml.Marshal(overlay)
-	if err != nil {
-		return nil, err
-	}
 	files := filesys.MakeFsInMemory()
 	if err := loadFolder(files, conf); err != nil {
+		return nil, err
+	}
+	if sriov != nil {
+		if err := errors.Join(sriov.check(components), sriov.addTo(files, &overlay)); err != nil {
+			return nil, err
+		}
+	}
+	data, err := yaml.Marshal(overlay)
+	if err != nil {
 		return nil, err
 	}
 	if err := files.WriteFile("/overlay/kustomization.yaml", data); err != nil {

@@ -64,7 +64,7 @@ func parseManifest(t *testing.T, text []byte) (o manifestObjects) {
 
 func rendered(t *testing.T, components ...string) []byte {
 	t.Helper()
-	text, err := renderManifest(conf, testImage, components)
+	text, err := renderManifest(conf, testImage, components, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestComponents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range known {
-		if cases[name] == nil && !slices.Contains([]string{"dra", "openshift", "sriov"}, name) {
+		if cases[name] == nil && !slices.Contains([]string{"dra", "noagent", "openshift", "privileged", "sriov"}, name) {
 			t.Errorf("no case renders the component %s", name)
 		}
 	}

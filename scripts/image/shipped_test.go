@@ -112,7 +112,7 @@ func TestImageNames(t *testing.T) {
 		"registry.example.com/podlace@" + testDigest:    "registry.example.com/podlace@" + testDigest,
 		"registry.example.com/podlace:v1@" + testDigest: "registry.example.com/podlace@" + testDigest,
 	} {
-		text, err := renderManifest(conf, image, nil)
+		text, err := renderManifest(conf, image, nil, nil)
 		if err != nil {
 			t.Error(err)
 			continue
@@ -130,11 +130,11 @@ func TestImageNames(t *testing.T) {
 		"registry.example.com/Podlace:v1":     "want REGISTRY/NAME",
 		"a b/c:v1":                            "want REGISTRY/NAME",
 	} {
-		if _, err := renderManifest(conf, image, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := renderManifest(conf, image, nil, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want it to say %s", image, err, want)
 		}
 	}
-	_, err := renderManifest(conf, testImage, []string{"vxlna"})
+	_, err := renderManifest(conf, testImage, []string{"vxlna"}, nil)
 	if err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, dra, k3s`) {
 		t.Errorf("an unknown component: %v", err)
 	}

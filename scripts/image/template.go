@@ -8,22 +8,39 @@ import (
 	"strings"
 )
 
-// mergedLine is a line of the YAML text of a Kubernetes object. Each bit of the field `in` stands for one valid set of components. The bit
-// is 1 if the object contains the line with this set of components.
+// choiceSet is a set of choices of components. Each bit stands for one valid choice.
+type choiceSet [2]uint64
+
+const maxChoices = 128
+
+func (s choiceSet) with(i int) choiceSet      { s[i/64] |= 1 << (i % 64); return s }
+func (s choiceSet) or(o choiceSet) choiceSet  { return choiceSet{s[0] | o[0], s[1] | o[1]} }
+func (s choiceSet) and(o choiceSet) choiceSet { return choiceSet{s[0] & o[0], s[1] & o[1]} }
+func (s choiceSet) not(o choiceSet) choiceSet { return choiceSet{s[0] &^ o[0], s[1] &^ o[1]} }
+
+// firstChoices returns the set of the first n choices.
+func firstChoices(n int) (s choiceSet) {
+	for i := range n {
+		s = s.with(i)
+	}
+	return s
+}
+
+// mergedLine is a line of the YAML text of a Kubernetes object, and the choices with which the object contains the line.
 type mergedLine struct {
 	text string
-	in   uint64
+	in   choiceSet
 }
 
 // mergeLines adds another text of an object to the merged lines. The lines of each text keep their order, so the text can be rebuilt from
 // the merged lines.
-func mergeLines(merged []mergedLine, text []string, in uint64) (all []mergedLine) {
+func mergeLines(merged []mergedLine, text []string, in choiceSet) (all []mergedLine) {
 	common := commonLines(merged, text)
 	i, j := 0, 0
 	for i < len(merged) || j < len(text) {
 		switch {
 		case i < len(merged) && j < len(text) && merged[i].text == text[j]:
-			all = append(all, mergedLine{text[j], merged[i].in | in})
+			all = append(all, mergedLine{text[j], merged[i].in.or(in)})
 			i, j = i+1, j+1
 		case j == len(text) || i < len(merged) && common[i+1][j] >= common[i][j+1]:
 			all = append(all, merged[i])
@@ -82,26 +99,26 @@ func commonLines(merged []mergedLine, text []string) [][]int {
 // componentLiteral is a condition that a component is chosen or is not chosen.
 type componentLiteral struct {
 	text string
-	in   uint64
+	in   choiceSet
 }
 
 func allLiterals(components []string, choices [][]string) (all []componentLiteral) {
-	everything := uint64(1)<<len(choices) - 1
+	everything := firstChoices(len(choices))
 	for _, c := range components {
-		var in uint64
+		var in choiceSet
 		for i, choice := range choices {
 			if slices.Contains(choice, c) {
-				in |= 1 << i
+				in = in.with(i)
 			}
 		}
-		all = append(all, componentLiteral{".Values." + c, in}, componentLiteral{"(not .Values." + c + ")", everything &^ in})
+		all = append(all, componentLiteral{".Values." + c, in}, componentLiteral{"(not .Values." + c + ")", everything.not(in)})
 	}
 	return all
 }
 
 // shortestCondition returns the shortest template condition that is true for each component set in the argument `in`. The condition is
 // false for each component set that is only in the argument `scope`.
-func shortestCondition(all []componentLiteral, in, scope uint64) (string, error) {
+func shortestCondition(all []componentLiteral, in, scope choiceSet) (string, error) {
 	for size := 1; size <= 3; size++ {
 		if text, ok := conditionOf(all, size, nil, in, scope); ok {
 			return text, nil
@@ -112,7 +129,7 @@ func shortestCondition(all []componentLiteral, in, scope uint64) (string, error)
 
 // conditionOf returns a template condition that joins literals by "and" or by "or". The condition contains the literals in `chosen` and
 // `size` further literals.
-func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope uint64) (string, bool) {
+func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope choiceSet) (string, bool) {
 	if size > 0 {
 		for i, l := range all {
 			if text, ok := conditionOf(all[i+1:], size-1, append(slices.Clone(chosen), l), in, scope); ok {
@@ -122,19 +139,19 @@ func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in
 		return "", false
 	}
 	var words []string
-	both, either := ^uint64(0), uint64(0)
+	both, either := scope, choiceSet{}
 	for _, l := range chosen {
 		words = append(words, l.text)
-		both &= l.in
-		either |= l.in
+		both = both.and(l.in)
+		either = either.or(l.in.and(scope))
 	}
 	text := strings.Join(words, " ")
 	switch {
-	case both&scope == in && len(chosen) == 1:
+	case both == in && len(chosen) == 1:
 		return strings.Trim(text, "()"), true
-	case both&scope == in:
+	case both == in:
 		return "and " + text, true
-	case either&scope == in:
+	case either == in:
 		return "or " + text, true
 	}
 	return "", false
@@ -143,10 +160,10 @@ func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in
 // objectTemplateText returns the template of an object. In the template, each group of lines is inside a condition that is true if the
 // chosen components need these lines.
 func objectTemplateText(merged []mergedLine, all []componentLiteral, choices int) (string, error) {
-	everything := uint64(1)<<choices - 1
-	scope := uint64(0)
+	everything := firstChoices(choices)
+	var scope choiceSet
 	for _, l := range merged {
-		scope |= l.in
+		scope = scope.or(l.in)
 	}
 	groups := groupLines(merged)
 	var body strings.Builder
@@ -161,7 +178,7 @@ func objectTemplateText(merged []mergedLine, all []componentLiteral, choices int
 			return "", fmt.Errorf("%w: %s", err, g.text)
 		}
 		fmt.Fprintf(&body, "{{- if %s }}\n%s", when, g.text)
-		if i+1 < len(groups) && groups[i+1].in == scope&^g.in {
+		if i+1 < len(groups) && groups[i+1].in == scope.not(g.in) {
 			i++
 			fmt.Fprintf(&body, "{{- else }}\n%s", groups[i].text)
 		}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,8 +32,9 @@ import (
 const (
 	nodeName     = "node1"
 	driverName   = "sriov.podlace.io"
-	account      = "system:serviceaccount:kube-system:sriov-device-plugin" // of the shipped manifest
+	account      = "system:serviceaccount:podlace:sriov-device-plugin" // of the shipped manifest
 	manifestFile = "../../../conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
+	rightsFile   = "../../../conf/cluster/base/rights.yaml" // has the Namespace
 	kubeletRoot  = "/var/lib/kubelet"
 	manifests    = "/run/node/manifests" // of static pods
 	conflist     = "/etc/cni/net.d/10-podlace-sriov.conflist"
@@ -116,13 +118,23 @@ func grantRights() error {
 	return writeKubeconfig(daemonKubeconfig(), token)
 }
 
-// shippedObjects returns the objects of the shipped manifest.
+// shippedObjects returns the objects of the shipped manifest, and their Namespace first.
 func shippedObjects() (objects []*unstructured.Unstructured, err error) {
-	text, err := os.ReadFile(manifestFile)
-	if err != nil {
-		return nil, err
+	for _, file := range []string{rightsFile, manifestFile} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		all, err := decode(text)
+		if err != nil {
+			return nil, err
+		}
+		if file == rightsFile {
+			all = slices.DeleteFunc(all, func(o *unstructured.Unstructured) bool { return o.GetKind() != "Namespace" })
+		}
+		objects = append(objects, all...)
 	}
-	return decode(text)
+	return objects, nil
 }
 
 func decode(text []byte) (objects []*unstructured.Unstructured, err error) {
@@ -161,7 +173,7 @@ func boundToken(config *rest.Config, node string) (string, error) {
 	}
 	_, name, _ := strings.Cut(strings.TrimPrefix(account, "system:serviceaccount:"), ":")
 	seconds := int64(24 * 60 * 60)
-	request, err := client.CoreV1().ServiceAccounts("kube-system").CreateToken(context.Background(), name, &authentication.TokenRequest{
+	request, err := client.CoreV1().ServiceAccounts("podlace").CreateToken(context.Background(), name, &authentication.TokenRequest{
 		Spec: authentication.TokenRequestSpec{ExpirationSeconds: &seconds,
 			BoundObjectRef: &authentication.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: n.Name, UID: n.UID}}},
 		metav1.CreateOptions{})

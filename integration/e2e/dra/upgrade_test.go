@@ -65,7 +65,7 @@ func (l *lab) adapt(set *apps.DaemonSet) {
 
 // rolledOut returns an error unless all pods of the DaemonSet have the latest version and are ready.
 func (l *lab) rolledOut() error {
-	set, err := l.client.AppsV1().DaemonSets("kube-system").Get(l.background(), "sriov-device-plugin", metav1.GetOptions{})
+	set, err := l.client.AppsV1().DaemonSets("podlace").Get(l.background(), "sriov-device-plugin", metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (l *lab) rolledOut() error {
 	if s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberReady != 1 || s.CurrentNumberScheduled != 1 {
 		return fmt.Errorf("%+v", s)
 	}
-	pods, err := l.client.CoreV1().Pods("kube-system").List(l.background(), metav1.ListOptions{LabelSelector: "app=sriov-device-plugin"})
+	pods, err := l.client.CoreV1().Pods("podlace").List(l.background(), metav1.ListOptions{LabelSelector: "app=sriov-device-plugin"})
 	if err == nil && len(pods.Items) != 1 {
 		err = fmt.Errorf("there are %d pods", len(pods.Items))
 	}
@@ -82,7 +82,7 @@ func (l *lab) rolledOut() error {
 
 // daemonLogs returns the logs of the DaemonSet's pods.
 func daemonLogs() string {
-	files, _ := filepath.Glob("/var/log/pods/kube-system_sriov-device-plugin-*/*/*.log")
+	files, _ := filepath.Glob("/var/log/pods/podlace_sriov-device-plugin-*/*/*.log")
 	var all []string
 	for _, f := range files {
 		all = append(all, f, tail(f, 15, ""))
@@ -116,7 +116,7 @@ func TestUpgrade(t *testing.T) {
 	within(t, "all VFs are in slices", func() error { return l.offers(l.ids...) })
 	l.attached("stays", stays...)
 	mark := l.mark()
-	sets := l.client.AppsV1().DaemonSets("kube-system")
+	sets := l.client.AppsV1().DaemonSets("podlace")
 	for round := range 2 {
 		set, err := sets.Get(t.Context(), "sriov-device-plugin", metav1.GetOptions{})
 		if err == nil {
@@ -158,7 +158,7 @@ func TestUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	within(t, "the DaemonSet is gone", func() error {
-		pods, err := l.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sriov-device-plugin"})
+		pods, err := l.client.CoreV1().Pods("podlace").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sriov-device-plugin"})
 		if err == nil && len(pods.Items) > 0 {
 			err = fmt.Errorf("there are %d pods", len(pods.Items))
 		}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	kustomize "sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+)
+
+// sriovConfig is a configuration of the SR-IOV device plugin, and what the manifest derives from it.
+type sriovConfig struct {
+	text, classes string   // config.json and its DeviceClasses, "" without a resource of the API "dra"
+	resources     []string // with prefix, for the conflist
+	split         string   // a resource with splitByNuma, or ""
+	needs         string   // a key that needs write access to sysfs, or ""
+}
+
+// readSRIOVConfig reads a configuration as the device plugin does. It returns an error for what the device plugin would refuse or ignore.
+func readSRIOVConfig(file string) (*sriovConfig, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	config, err := pool.Parse(pool.Source{File: file, Prefix: "intel.com"}, text)
+	if err != nil {
+		return nil, err
+	}
+	c := &sriovConfig{text: string(text)}
+	for _, r := range config.Resources {
+		if !slices.Contains(c.resources, r.FullName()) {
+			c.resources = append(c.resources, r.FullName())
+		}
+		if r.SplitByNUMA {
+			c.split = r.FullName()
+		}
+		if r.Driver != "" {
+			c.needs = "driver"
+		}
+	}
+	for _, pf := range config.PFs {
+		if pf.Whole {
+			c.needs = "offerWhole"
+		} else if !pf.Offer && pf.NumVFs > 0 {
+			c.needs = "numVfs"
+		}
+	}
+	if len(c.resources) == 0 {
+		return nil, fmt.Errorf("%s: resourceList: want at least one resource", file)
+	}
+	if !config.AnyDRA {
+		return c, nil
+	}
+	var classes, said bytes.Buffer
+	if status, _ := claimcheck.Run([]string{"classes", "--config-file", file}, nil, &classes, &said); status != 0 {
+		return nil, errors.New(strings.TrimSpace(said.String()))
+	}
+	c.classes = classes.String()
+	return c, nil
+}
+
+// check returns an error if the components cannot serve the configuration.
+func (c *sriovConfig) check(components []string) error {
+	has := func(name string) bool { return slices.Contains(components, name) }
+	switch {
+	case !has("sriov") && !has("dra"):
+		return errors.New("a configuration of the SR-IOV device plugin needs the component sriov or dra")
+	case c.classes != "" && !has("dra"):
+		return errors.New(`the configuration has a resource with "api": "dra", which needs the component dra in place of sriov`)
+	case c.classes == "" && has("dra"):
+		return errors.New(`no resource of the configuration has "api": "dra": use the component sriov in place of dra`)
+	case c.needs != "" && !has("privileged"):
+		return fmt.Errorf("the configuration has the key %s, which needs write access to sysfs: add the component privileged", c.needs)
+	}
+	return nil
+}
+
+// note returns what the user must still do by hand, or "".
+func (c *sriovConfig) note() string {
+	if c == nil || c.split == "" {
+		return ""
+	}
+	return fmt.Sprintf("note: %s has splitByNuma: add the names of its parts, such as %[1]s_numa0, to \"resources\" of podlace-sriov", c.split)
+}
+
+// addTo puts the configuration, its DeviceClasses and its resources in the place of the shipped examples.
+func (c *sriovConfig) addTo(files filesys.FileSystem, overlay *kustomize.Kustomization) error {
+	const conflist = "/sriov-conflist/10-podlace.conflist"
+	shipped, err := files.ReadFile(conflist)
+	if err != nil {
+		return err
+	}
+	names, err := json.Marshal(c.resources)
+	if err != nil {
+		return err
+	}
+	err = files.WriteFile(conflist, bytes.Replace(shipped, []byte(shippedResources), names, 1))
+	if err == nil && c.classes != "" {
+		err = files.WriteFile("/components/dra/deviceclass.yaml", []byte(c.classes))
+	}
+	if err != nil {
+		return err
+	}
+	patch, err := yaml.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "data": map[string]string{"config.json": c.text},
+		"metadata": map[string]string{"name": "sriov-device-plugin", "namespace": "podlace"}})
+	overlay.Patches = append(overlay.Patches, kustomize.Patch{Patch: string(patch)})
+	return err
+}
