@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,14 +23,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// packedChart returns the archive of the chart.
-func packedChart(t *testing.T) []byte {
-	t.Helper()
+// packChart returns the archive of the chart.
+func packChart() ([]byte, error) {
 	files, err := newChart(conf, testImage, "1.2.3", "v1.2.3")
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	archive, err := files.archive(time.Unix(0, 0))
+	return files.archive(time.Unix(0, 0))
+}
+
+var packOnce = sync.OnceValues(packChart)
+
+// packedChart returns the archive of the chart, which takes seconds to make, so all tests share one.
+func packedChart(t *testing.T) []byte {
+	t.Helper()
+	archive, err := packOnce()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,8 +198,8 @@ func TestChartRefuses(t *testing.T) {
 
 // TestChartTwice checks that two builds of the same source have equal bytes, and that a build of another commit has another version.
 func TestChartTwice(t *testing.T) {
-	if !bytes.Equal(packedChart(t), packedChart(t)) {
-		t.Error("packed twice, the chart differs")
+	if again, err := packChart(); err != nil || !bytes.Equal(packedChart(t), again) {
+		t.Errorf("packed twice, the chart differs: %v", err)
 	}
 	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-4-gabc1234": "1.2.3-4-gabc1234",
 		"0123456-dirty": "0.0.0-g0123456-dirty", "unknown": "0.0.0-gunknown", "v1.2": "0.0.0-gv1-2"} {
