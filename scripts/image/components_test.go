@@ -263,7 +263,8 @@ func TestPrivileged(t *testing.T) {
 			t.Errorf("%s: other objects differ\n%s", component, diff)
 		}
 	}
-	scc := decodeObjects(t, rendered(t, "openshift", "dra", "privileged"))["SecurityContextConstraints podlace-sriov"].(*security.SecurityContextConstraints)
+	objects := decodeObjects(t, rendered(t, "openshift", "dra", "privileged"))
+	scc := objects["SecurityContextConstraints podlace-sriov"].(*security.SecurityContextConstraints)
 	if !scc.AllowPrivilegedContainer || !*scc.AllowPrivilegeEscalation || len(scc.RequiredDropCapabilities) > 0 ||
 		!slices.Contains(scc.SeccompProfiles, "unconfined") {
 		t.Errorf("the SecurityContextConstraints refuse a privileged container: %+v", scc)
