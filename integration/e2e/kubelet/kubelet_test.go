@@ -175,8 +175,8 @@ func (p *testProcess) hasEnded() bool {
 	return err == nil && info.Signo != 0
 }
 
-// runKubelet starts the kubelet and waits until it is healthy. The kubelet ends if containerd does not serve the CRI yet; then it is started
-// again, as systemd does.
+// runKubelet starts the kubelet and waits until it is healthy. The kubelet ends if containerd does not serve the CRI yet; then it is
+// started again, as systemd does.
 func (k *testKubelet) runKubelet() {
 	k.t.Helper()
 	start := func() {
