@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +37,7 @@ func TestListings(t *testing.T) {
 	got := verbChanges(t)
 	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(readFile(t, nftablesDocument))
 	if *update || hasNFT(t, shown) {
-		maps.Copy(got, nodeTables(t))
+		got[nft.HostportTable] = hostportTable(t)
 	}
 	for name, text := range got {
 		in, blocks := namedListings(t, name)
@@ -193,24 +192,20 @@ func clearNode(t *testing.T) {
 	}
 }
 
-// nodeTables returns the nftables tables of a node with one pod.
-func nodeTables(t *testing.T) map[string]string {
+// hostportTable returns the table podlace_hostport of a node with one pod.
+func hostportTable(t *testing.T) string {
 	t.Helper()
 	clearNode(t)
 	n, pod := openShipped(t, harness.BinDir(), 8080), newPod(t, "web-2")
 	n.removeState(t)
 	n.mustAdd(t, containerID, pod)
-	got := map[string]string{}
-	for _, table := range []string{"podlace_masquerade", "podlace_hostport"} {
-		out, err := exec.Command("nft", "list", "table", "inet", table).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		got[table] = ipv4Part(strings.ReplaceAll(string(out), "\t", "    "))
+	out, err := exec.Command("nft", "list", "table", "inet", nft.HostportTable).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
 	n.del(t, containerID, pod)
 	n.removeState(t)
-	return got
+	return ipv4Part(strings.ReplaceAll(string(out), "\t", "    "))
 }
 
 // ipv4Part returns a table without the sets, chains and rules of IPv6 and of port ranges, which look like the others, and without the types
