@@ -20,7 +20,7 @@ import (
 func TestCommands(t *testing.T) {
 	targets := makeTargets(t)
 	for _, d := range documents(t) {
-		if d.path == migrating {
+		if d.path == moving {
 			continue // these commands need state to clean up: see TestWhatStays
 		}
 		for _, b := range d.blocksOf("sh") {

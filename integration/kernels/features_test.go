@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// probes() returns a test for each feature that only some kernels have. The keys are the rows of the table in docs/UPGRADE.md.
+// probes() returns a test for each feature that only some kernels have. The keys are the rows of the table in docs/INSTALL.md.
 func probes() map[string]func(testing.TB) bool {
 	return map[string]func(testing.TB) bool{
 		"a limit of the MACs that a bridge learns":         limitsLearnedMACs,
@@ -33,35 +33,35 @@ func probes() map[string]func(testing.TB) bool {
 	}
 }
 
-// TestFeatures compares the table in docs/UPGRADE.md with the running kernel, and logs what the kernel lacks.
+// TestFeatures compares the table in docs/INSTALL.md with the running kernel, and logs what the kernel lacks.
 func TestFeatures(t *testing.T) {
-	text, err := os.ReadFile("../../docs/UPGRADE.md")
+	text, err := os.ReadFile("../../docs/INSTALL.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	heading, rows := featureTable(t, string(text))
 	column := columnOf(t, heading)
 	if column < 0 {
-		t.Fatalf("the table of docs/UPGRADE.md has no column for Linux %s: %q", kernelRelease(t), heading)
+		t.Fatalf("the table of docs/INSTALL.md has no column for Linux %s: %q", kernelRelease(t), heading)
 	}
 	all := probes()
 	for _, row := range rows {
 		probe, ok := all[row[0]]
 		if !ok {
-			t.Errorf("no test knows the row %q of docs/UPGRADE.md", row[0])
+			t.Errorf("no test knows the row %q of docs/INSTALL.md", row[0])
 			continue
 		}
 		delete(all, row[0])
 		has := probe(t)
 		if want := row[column] == "yes"; has != want {
-			t.Errorf("%s: %v, docs/UPGRADE.md says %q for Linux %s", row[0], has, row[column], heading[column])
+			t.Errorf("%s: %v, docs/INSTALL.md says %q for Linux %s", row[0], has, row[column], heading[column])
 		}
 		if !has {
 			t.Logf("lacks: %s", row[0])
 		}
 	}
 	for name := range all {
-		t.Errorf("docs/UPGRADE.md has no row %q", name)
+		t.Errorf("docs/INSTALL.md has no row %q", name)
 	}
 }
 
@@ -83,7 +83,7 @@ func featureTable(t *testing.T, text string) (heading []string, rows [][]string)
 			rows = append(rows, cells)
 		}
 	}
-	t.Fatal("docs/UPGRADE.md has no table with the column \"Feature of the kernel\"")
+	t.Fatal("docs/INSTALL.md has no table with the column \"Feature of the kernel\"")
 	return nil, nil
 }
 

@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// Each constant "block…" is the number of a shell block in the section "From flannel" in docs/CLUSTER.md. TestFlannel runs each line of
+// Each constant "block…" is the number of a shell block in the section "From flannel" in docs/MOVING.md. TestFlannel runs each line of
 // each block.
 const (
 	blockApply = iota
 	blockLeftovers
-	blockChains
+	blockFolder
 	blockBack
 	blockRoutes
 	blockRemove
@@ -36,9 +36,10 @@ type flannelCluster struct {
 	manifest string
 	nodes    []string // the nodes that reach each other through flannel
 	steps    []string
+	oldRules string // the commands that remove the rules of flannel and of the reference plugins
 }
 
-// TestFlannel moves a cluster from flannel to Podlace, back to flannel, and again to Podlace, with the commands of docs/CLUSTER.md. The
+// TestFlannel moves a cluster from flannel to Podlace, back to flannel, and again to Podlace, with the commands of docs/MOVING.md. The
 // pods' connections survive. With the backend host-gw, no packet is lost. With the backend vxlan, packets between two nodes are lost until
 // both nodes have the tunnel.
 func TestFlannel(t *testing.T) {
@@ -74,7 +75,8 @@ func startFlannel(t *testing.T, backend string) *flannelCluster {
 	t.Helper()
 	c := startCluster(t, "4", "PROXY=iptables", "BRIDGE_NF=1")
 	f := &flannelCluster{testWorld: &testWorld{testCluster: c}, backend: backend, nodes: []string{"1", "2", "3"},
-		steps: documentedBlocks(t, "From flannel", blocks)}
+		steps: documentedBlocks(t, "docs/MOVING.md", "From flannel", "bash", blocks)}
+	f.oldRules = strings.ReplaceAll(documentedBlocks(t, "docs/MOVING.md", "Removing old rules", "sh", 2)[0], "sudo ", "")
 	offLink := "vxlan"
 	if backend == "host-gw" { // host-gw needs nodes on one link
 		f.nodes, offLink = []string{"1", "2"}, "refuse"
@@ -125,22 +127,22 @@ func (c *testCluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documentedBlocks returns the shell blocks of a section of docs/CLUSTER.md. documentedBlocks fails the test unless the section has the
-// wanted number of blocks.
-func documentedBlocks(t *testing.T, heading string, want int) (list []string) {
+// documentedBlocks returns the code blocks of one language in a section of a document. documentedBlocks fails the test unless the section has
+// the wanted number of blocks.
+func documentedBlocks(t *testing.T, document, heading, lang string, want int) (list []string) {
 	t.Helper()
-	text, err := os.ReadFile("../../../docs/CLUSTER.md")
+	text, err := os.ReadFile(filepath.Join("../../..", document))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, section, _ := strings.Cut(string(text), "\n## "+heading+"\n")
 	section, _, _ = strings.Cut(section, "\n## ")
-	for _, part := range strings.Split(section, "```bash\n")[1:] {
+	for _, part := range strings.Split(section, "```"+lang+"\n")[1:] {
 		block, _, _ := strings.Cut(part, "```")
 		list = append(list, block)
 	}
 	if len(list) != want {
-		t.Fatalf("docs/CLUSTER.md has %d shell blocks under %q, want %d", len(list), heading, want)
+		t.Fatalf("%s has %d code blocks of %s under %q, want %d", document, len(list), lang, heading, want)
 	}
 	return list
 }
@@ -222,7 +224,10 @@ func (f *flannelCluster) removeFlannel(t *testing.T) {
 	for _, n := range f.nodes {
 		f.kubectl(t, "-n", namespace, "delete", "pod", "back"+n)
 	}
-	f.runBlock(t, blockChains, f.machineNames()[1:]...)
+	for _, n := range f.machineNames()[1:] {
+		f.runLines(t, n, f.oldRules)
+	}
+	f.runBlock(t, blockFolder, f.machineNames()[1:]...)
 	during.endCalls(t, "removing flannel's rules", false)
 	f.checkLeases(t)
 	for _, n := range f.machineNames()[1:] {

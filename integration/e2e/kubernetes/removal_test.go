@@ -36,7 +36,7 @@ const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/pod
 // the removal, no node has any state of Podlace.
 func TestRemoval(t *testing.T) {
 	c := startCluster(t, "4 6")
-	steps := documentedBlocks(t, "Removing Podlace", removeBlocks)
+	steps := documentedBlocks(t, "docs/CLUSTER.md", "Removing Podlace", "bash", removeBlocks)
 	manifest, err := os.ReadFile(os.Getenv("MANIFEST"))
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-const migrating = "docs/MIGRATING.md"
+const moving = "docs/MOVING.md"
 
 // needReference returns the folder of the reference plugins. The reference plugins need nft and iptables. If one of these programs is
 // missing, needReference skips the test.
@@ -61,43 +61,24 @@ func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...str
 		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`), bin, caps)
 }
 
-// TestWhatStays checks the table of remaining state in docs/MIGRATING.md. Podlace runs ADD and the reference plugins run DEL, or the
+// TestWhatStays checks the table of remaining state in docs/MOVING.md. Podlace runs ADD and the reference plugins run DEL, or the
 // reverse. After DEL, the remaining state must match the table. The commands of the document must then remove all remaining state.
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
-	d := parse(t, migrating)
+	d := parse(t, moving)
 	rows := d.rowsUnder("Changing over a node")
 	if len(rows) == 0 {
-		t.Fatalf("%s: restore the table below \"Changing over a node\"", migrating)
+		t.Fatalf("%s: restore the table below \"Changing over a node\"", moving)
 	}
-	for i, row := range rows {
-		backends, adder, deleter, stays := backquoted(row[0])[0], row[1], row[2], row[3]
-		t.Run(strings.Join(row[:3], "/"), func(t *testing.T) {
-			add := mixedNetwork(t, backends, folders[adder], 7000+i)
-			del := add.withPlugins(folders[deleter])
-			t.Cleanup(func() { add.removeState(t) })
-			for name, n := range map[string]testNetwork{"warm1": add, "warm2": del} {
-				warm := newPod(t, name)
-				n.mustAdd(t, name, warm)
-				n.del(t, name, warm)
-			}
-			// Remove the remaining state of earlier rows, because it would hide the remaining state of this row.
-			_ = exec.Command("nft", "delete", "table", "inet", "podlace_loopback").Run()
-			_ = os.RemoveAll("/run/podlace/.localhost")
-			pod, id := newPod(t, fmt.Sprint("pod", i)), fmt.Sprint("pod", i)
-			got := leftoverKinds(t, func() {
-				add.mustAdd(t, id, pod)
-				del.del(t, id, pod)
+	port := 7000
+	for _, row := range rows {
+		for _, backends := range backquoted(row[0]) {
+			port++
+			add := mixedNetwork(t, backends, folders[row[1]], port)
+			t.Run(strings.Join([]string{backends, row[1], row[2]}, "/"), func(t *testing.T) {
+				checkWhatStays(t, add, add.withPlugins(folders[row[2]]), row[3])
 			})
-			want := slices.Sorted(slices.Values(strings.Split(stays, ", ")))
-			if stays == "nothing" {
-				want = nil
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s: other state remains than the row names: write %q into its fourth cell, or let DEL remove it\n(-document +found)\n%s", migrating,
-					strings.Join(got, ", "), diff)
-			}
-		})
+		}
 	}
 	for _, b := range d.blocksOf("sh") {
 		checkTargets(t, b.text, makeTargets(t))
@@ -108,11 +89,39 @@ func TestWhatStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := regexp.MustCompile(`(?m)^.*(CNI-|cni_|podlace_|/run/podlace/).*$`).FindAllString(now.String(), -1); len(left) > 0 {
-		t.Errorf("%s: its code blocks ```sh leave state behind: add the command that removes it:\n%s", migrating, strings.Join(left, "\n"))
+		t.Errorf("%s: its code blocks ```sh leave state behind: add the command that removes it:\n%s", moving, strings.Join(left, "\n"))
 	}
 }
 
-// leftoverKinds calls the function f, and returns the remaining state in the words of docs/MIGRATING.md, such as "ifb device".
+// checkWhatStays runs ADD in one network and DEL in the other, which has the plugins of the other project, and compares what stays with the
+// cell of the table.
+func checkWhatStays(t *testing.T, add, del testNetwork, stays string) {
+	t.Helper()
+	t.Cleanup(func() { add.removeState(t) })
+	for name, n := range map[string]testNetwork{"warm1": add, "warm2": del} {
+		warm := newPod(t, name)
+		n.mustAdd(t, name, warm)
+		n.del(t, name, warm)
+	}
+	// Remove the remaining state of earlier rows, because it would hide the remaining state of this row.
+	_ = exec.Command("nft", "delete", "table", "inet", "podlace_loopback").Run()
+	_ = os.RemoveAll("/run/podlace/.localhost")
+	pod := newPod(t, "stays")
+	got := leftoverKinds(t, func() {
+		add.mustAdd(t, "stays", pod)
+		del.del(t, "stays", pod)
+	})
+	var want []string
+	if stays != "nothing" {
+		want = slices.Sorted(slices.Values(strings.Split(stays, ", ")))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: other state remains than the row names: write %q into its fourth cell, or let DEL remove it\n(-document +found)\n%s", moving,
+			strings.Join(got, ", "), diff)
+	}
+}
+
+// leftoverKinds calls the function f, and returns the remaining state in the words of docs/MOVING.md, such as "ifb device".
 func leftoverKinds(t *testing.T, f func()) []string {
 	t.Helper()
 	options := snapshot.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
@@ -134,7 +143,7 @@ func leftoverKinds(t *testing.T, f func()) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// documentWord returns the name that docs/MIGRATING.md uses for an object in the snapshot. If the document has no name for the object,
+// documentWord returns the name that docs/MOVING.md uses for an object in the snapshot. If the document has no name for the object,
 // documentWord returns the line of the snapshot.
 func documentWord(line string) string {
 	for _, kind := range []struct{ pattern, words string }{
