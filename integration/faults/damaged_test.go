@@ -44,7 +44,8 @@ var unreadable = map[string]recordDamage{
 	"of another pod": {overwriteWith(func(data []byte) []byte {
 		return bytes.ReplaceAll(data, []byte(`"containerID":"`+victimID), []byte(`"containerID":"ghost`))
 	}), "it belongs to another attachment"},
-	"a FIFO": {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
+	"a folder": {func(path string, _ []byte) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "is a directory"},
+	"a FIFO":   {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
 }
 
 // listedAttachment is an attachment in the output of `podlace ls -o json`.

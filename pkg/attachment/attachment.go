@@ -27,6 +27,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -182,25 +184,19 @@ func (a *Attachment) Load(state any) (ok bool, err error) {
 }
 
 func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
-	data, written, err := a.dir.ReadWritten(a.file())
+	path := filepath.Join(a.dir.Path(), a.file())
+	rec, err = readRecord(a.dir, a.file())
 	if errors.Is(err, fs.ErrNotExist) {
 		return rec, false, nil
 	}
-	if err != nil && !errors.Is(err, store.ErrTooLarge) && !errors.Is(err, store.ErrIrregular) {
-		return rec, false, fmt.Errorf("read record: %w", err)
-	}
-	if err == nil {
-		rec, err = parse(data)
-		rec.Written = written
-	}
-	if err == nil && rec.Key != a.Key {
-		err = errOther
+	if errno, ok := errors.AsType[unix.Errno](err); ok && errno != unix.EISDIR {
+		return rec, false, fmt.Errorf("read record %s: %w", path, err)
 	}
 	if err == nil {
 		err = json.Unmarshal(rec.State, state)
 	}
 	if err != nil {
-		slog.Warn("a record cannot be read and is ignored", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
+		slog.Warn("a record cannot be read and is ignored", "record", path, "error", err)
 		return rec, false, nil
 	}
 	a.saved, a.WithLink = true, rec.WithLink
@@ -281,12 +277,6 @@ func readRecords(network, prefix string) (records []Record, damaged []Damaged, e
 		if errors.Is(e, fs.ErrNotExist) {
 			continue // a DEL has removed the record in the meantime
 		}
-		if e == nil && (rec.Network != network || name != rec.Plugin+"-"+rec.Hash()) {
-			e = errOther
-		}
-		if path := new(fs.PathError); errors.As(e, &path) {
-			e = path.Err // Damaged contains the path
-		}
 		if e != nil {
 			damaged = append(damaged, Damaged{network, name, e})
 			continue
@@ -296,13 +286,18 @@ func readRecords(network, prefix string) (records []Record, damaged []Damaged, e
 	return records, damaged, err
 }
 
-// readRecord reads a record file. If the file does not exist, the error is fs.ErrNotExist.
-func readRecord(dir *store.Dir, name string) (Record, error) {
+// readRecord reads a record file. If the file does not exist, the error is fs.ErrNotExist. No error contains the path.
+func readRecord(dir *store.Dir, name string) (rec Record, err error) {
 	data, written, err := dir.ReadWritten(name)
-	if err != nil {
-		return Record{}, err
+	if path := new(fs.PathError); errors.As(err, &path) {
+		err = path.Err
 	}
-	rec, err := parse(data)
+	if err == nil {
+		rec, err = parse(data)
+	}
+	if err == nil && (rec.Network != filepath.Base(dir.Path()) || name != rec.Plugin+"-"+rec.Hash()) {
+		err = errOther
+	}
 	rec.Written = written
 	return rec, err
 }
@@ -354,10 +349,7 @@ func (k Key) ReferenceHash() string {
 // other belongs to eth0.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
-	if k == eth0 {
-		return []string{k.ReferenceHash()}
-	}
-	if _, err := os.Lstat(filepath.Join(folder(k.Network), plugin+"-"+eth0.Hash())); err == nil {
+	if _, err := os.Lstat(filepath.Join(folder(k.Network), plugin+"-"+eth0.Hash())); err == nil || k == eth0 {
 		return []string{k.ReferenceHash()}
 	}
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}

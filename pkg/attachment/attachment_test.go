@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -258,18 +259,38 @@ func TestRecordTooLarge(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordFile checks that a record which cannot be opened causes an error. DEL must not ignore a record that it cannot open,
-// because the record may list existing state.
+// TestUnreadableRecordFile: DEL fails while the record cannot be read, because it may list existing state.
 func TestUnreadableRecordFile(t *testing.T) {
 	a, r := attach(t, "id")
+	a.Close()
+	path := recordFile(a)
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount("/proc/self/mem", path, "", unix.MS_BIND, "")); err != nil { // reads fail
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
+	_, _, found, err := Take[testState](r)
+	if found || !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), path) {
+		t.Errorf("found %t, %v", found, err)
+	}
+}
+
+// TestFolderForRecord: DEL removes a folder in place of the record, as it does with other unreadable records.
+func TestFolderForRecord(t *testing.T) {
+	a, r := attach(t, "id")
+	a.Close()
 	if err := os.Mkdir(recordFile(a), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.Remove(recordFile(a)) })
-	a.Close()
-	_, _, found, err := Take[testState](r)
-	if found || err == nil {
-		t.Errorf("found %t, %v", found, err)
+	if _, damaged, err := Scan(); err != nil || len(damaged) != 1 || damaged[0].Reason.Error() != "is a directory" {
+		t.Errorf("%v, %v", damaged, err)
+	}
+	att, _, found, err := Take[testState](r)
+	if found || err != nil {
+		t.Fatalf("found %t, %v", found, err)
+	}
+	defer att.Close()
+	if err := att.Remove(); err != nil || Recorded(r) {
+		t.Error(err)
 	}
 }
 

@@ -41,10 +41,7 @@ func Networks() ([]string, error) {
 // Any reports whether a plugin has at least one record on the node. Any looks only at file names, and does not read the records.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), nil
+	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), err
 }
 
 // OldestIn yields a plugin's records in a network, the oldest first. OldestIn reads a file only when the caller asks for the next record.
@@ -70,14 +67,23 @@ func OldestIn(network, plugin string) iter.Seq[Record] {
 	}
 }
 
-// Addresses returns the addresses that the plugin recorded for the attachment, with the prefix length of their subnet. Only the plugin that
-// got or assigned them has any.
-func (r Record) Addresses() []netip.Prefix {
-	var state struct {
+// Addresses returns the addresses that the plugin recorded for each interface of the attachment, with the prefix length of their subnet.
+// Only the plugin that got or assigned them has any. sriov has those of each VF.
+func (r Record) Addresses() map[string][]netip.Prefix {
+	type iface struct {
+		Name      string         `json:"name"`
 		Addresses []netip.Prefix `json:"addresses"`
 	}
+	var state struct {
+		iface
+		VFs []iface `json:"vfs"`
+	}
 	_ = json.Unmarshal(r.State, &state)
-	return state.Addresses
+	found := map[string][]netip.Prefix{r.IfName: state.Addresses}
+	for _, v := range state.VFs {
+		found[v.Name] = append(found[v.Name], v.Addresses...)
+	}
+	return found
 }
 
 // recordFiles returns the file names of a plugin's records in a network.
@@ -120,8 +126,7 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 		return st, false, nil
 	}
 	if err != nil {
-		err = plugin.Differs("the record of %s cannot be read: %w", r.Plugin, err)
-		return st, false, plugin.WithHint(err, renew)
+		return st, false, plugin.WithHint(plugin.Differs("the record of %s cannot be read: %w", r.Plugin, err), renew)
 	}
 	return rec.State, found, nil
 }
@@ -151,9 +156,6 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 		rec, err := readRecord(dir, file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
-		}
-		if err == nil && (rec.Key != k || rec.Plugin != name) {
-			err = errOther
 		}
 		if err != nil {
 			return nil, fmt.Errorf("record %s: %w", filepath.Join(dir.Path(), file), err)

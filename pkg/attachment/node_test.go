@@ -4,6 +4,8 @@ package attachment
 
 import (
 	"fmt"
+	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 )
@@ -59,4 +61,15 @@ func TestReopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	free.Close()
+}
+
+// TestAddresses: a record lists the addresses of the attachment's interface, and those of each VF.
+func TestAddresses(t *testing.T) {
+	p := netip.MustParsePrefix
+	rec := Record{Key: Key{IfName: "eth0"}, State: []byte(`{"unfinished":true,"addresses":["10.0.0.2/24"],
+		"vfs":[{"name":"eth0","addresses":["10.0.0.3/24"]},{"name":"net1","addresses":["10.0.0.4/24","fd00::4/64"]}]}`)}
+	want := map[string][]netip.Prefix{"eth0": {p("10.0.0.2/24"), p("10.0.0.3/24")}, "net1": {p("10.0.0.4/24"), p("fd00::4/64")}}
+	if got := rec.Addresses(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v", got)
+	}
 }

@@ -259,7 +259,7 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 // finishRemove changes nothing.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
-		err = b.releaseAddresses(r, st.IPAM)
+		err = b.releaseAddresses(r, st.IPAM, st.Addresses...)
 	}
 	if err != nil {
 		return err
@@ -267,13 +267,13 @@ func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st s
 	return errors.Join(att.RemoveWithLink(), att.Remove())
 }
 
-func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage) error {
+func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage, leased ...netip.Prefix) error {
 	name := ipam.Type(object)
 	if name == "" {
 		return nil
 	}
 	as := *r
-	as.Config = ipam.WithKey(r.Config, "ipam", object)
+	as.Config, as.Leased = ipam.WithKey(r.Config, "ipam", object), leased
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
 		// If the IPAM plugin that assigned the pod's addresses is not installed, DEL calls the configured IPAM plugin. Without this
 		// fallback, the pod could never be deleted.

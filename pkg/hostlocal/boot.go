@@ -32,16 +32,18 @@ const (
 // the leases of live pods. It writes the file last, and only if none is left, so that otherwise the next ADD or STATUS restores them.
 func (l *leases) markBoot() error {
 	since, content, err := boot(l.dir)
+	if err != nil {
+		l.log.Warn("leases of an earlier boot are not recognised", "error", err)
+		return nil
+	}
+	l.since = since
 	if strings.HasSuffix(content, takenOver) {
 		err = l.restore()
 	}
-	if content != "" && err == nil && len(l.reserved) == 0 {
-		err = l.dir.Write(bootFile, []byte(content), 0o600)
+	if content == "" || err != nil || len(l.reserved)+len(l.unread) > 0 {
+		return err
 	}
-	if err == nil {
-		l.since = since
-	}
-	return err
+	return l.dir.Write(bootFile, []byte(content), 0o600)
 }
 
 // takenOver ends the content of the boot file in the boot in which Podlace begins to use the folder.
@@ -87,11 +89,11 @@ func (l *leases) isEarlier(is lease) bool {
 func (l *leases) isRecorded(is lease) bool {
 	records, others := l.recordsOf(is.of), false
 	for _, rec := range records {
-		for _, p := range rec.Addresses() {
-			if p.Addr() == is.addr {
+		for _, addresses := range rec.Addresses() {
+			if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr() == is.addr }) {
 				return true
 			}
-			others = true
+			others = others || len(addresses) > 0
 		}
 	}
 	return len(records) > 0 && !others

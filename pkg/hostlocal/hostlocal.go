@@ -27,16 +27,9 @@ func Plugin() plugin.Plugin {
 // state is the part of a record that host-local reads. Its own record has nothing else. A main plugin of Podlace has the addresses in its
 // record too, so host-local writes one only for other main plugins.
 type state struct {
-	Addresses  []netip.Prefix  `json:"addresses"`
-	IPAM       json.RawMessage `json:"ipam,omitempty"`
-	Unfinished bool            `json:"unfinished,omitempty"`
-	VFs        []leased        `json:"vfs,omitempty"`     // of sriov, each with its own leases
-	Chained    bool            `json:"chained,omitempty"` // they are in the folder of the network with ipam.ChainedSuffix
-}
-
-type leased struct {
-	Name      string         `json:"name"` // of the interface
-	Addresses []netip.Prefix `json:"addresses"`
+	Addresses []netip.Prefix  `json:"addresses"`
+	IPAM      json.RawMessage `json:"ipam,omitempty"`
+	Chained   bool            `json:"chained,omitempty"` // the leases of sriov are in the folder of the network with ipam.ChainedSuffix
 }
 
 func add(r *plugin.Request) (result *types100.Result, err error) {
@@ -57,7 +50,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	defer l.close()
 	if err := l.markBoot(); err != nil {
-		r.Log.Warn("leases of an earlier boot are not recognised, and lost leases not restored", "error", err)
+		return nil, err
 	}
 	if att != nil {
 		if err := refuseSecond(r, att, l); err != nil {
@@ -109,33 +102,44 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 // may be lost, and the runtime may have no result.
 func del(r *plugin.Request) error {
 	var att *attachment.Attachment // as in ADD
-	path := parseDir(r)
+	known, paths := r.Leased, []string{parseDir(r)}
 	if r.LockFile == nil {
 		var st state
 		var err error
 		if att, st, _, err = attachment.Take[state](r); err != nil {
 			return err
 		}
-		if st.IPAM != nil { // dataDir may have changed since ADD
-			path = leaseDir(r.Network, dataDirOf(st.IPAM))
+		if known = st.Addresses; st.IPAM != nil { // dataDir may have changed since ADD
+			paths = append(paths, leaseDir(r.Network, dataDirOf(st.IPAM)))
 		}
 	}
 	defer att.Close()
-	l, err := openExisting(path, r)
-	if err == nil {
-		defer l.close()
-		err = l.releaseAll(r)
+	if r.Prev != nil {
+		for _, ip := range r.Prev.IPs {
+			if p, ok := kernel.Prefix(&ip.Address); ok && !slices.Contains(known, p) {
+				known = append(known, p)
+			}
+		}
 	}
-	if err := ignoreMissing(err); err != nil {
+	var errs []error
+	for _, path := range slices.Compact(paths) {
+		l, err := openExisting(path, r)
+		if err == nil {
+			err = l.releaseAll(r, known)
+			l.close()
+		}
+		errs = append(errs, ignoreMissing(err))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	return att.Remove()
 }
 
-func (l *leases) releaseAll(r *plugin.Request) error {
+func (l *leases) releaseAll(r *plugin.Request, known []netip.Prefix) error {
 	released, errs := 0, []error(nil)
-	for _, addr := range knownAddresses(r) {
-		ok, err := l.release(addr, r.Attachment(), r.NotAfter)
+	for _, p := range known {
+		ok, err := l.release(p.Addr(), r.Attachment(), r.NotAfter)
 		if errs = append(errs, err); ok {
 			released++
 		}
@@ -156,31 +160,12 @@ func (l *leases) releaseAll(r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-// knownAddresses returns the addresses that a record or prevResult has for the attachment.
-func knownAddresses(r *plugin.Request) (known []netip.Addr) {
-	records, _ := attachment.RecordsOf(attachment.KeyOf(r), "bridge", "sriov", "host-local") // without them, DEL reads the leases
-	for _, rec := range records {
-		for _, p := range rec.Addresses() {
-			known = append(known, p.Addr())
-		}
-	}
-	if r.Prev != nil {
-		for _, ip := range r.Prev.IPs {
-			if p, ok := kernel.Prefix(&ip.Address); ok {
-				known = append(known, p.Addr())
-			}
-		}
-	}
-	slices.SortFunc(known, netip.Addr.Compare)
-	return slices.Compact(known)
-}
-
 // gcSlice is the number of leases that GC examines before other verbs get the lock.
 const gcSlice = 256
 
 // gc releases the leases of attachments that are no longer valid, and then the records of host-local.
 func gc(r *plugin.Request) error {
-	attachment.ReportRestore(r, attachment.Waiting, restoreAll(r.Log, func(rec attachment.Record) bool {
+	attachment.ReportRestore(r, attachment.Trying, restoreAll(r.Log, attachment.Trying, func(rec attachment.Record) bool {
 		return rec.Network == r.Network && r.Valid[rec.Attachment()]
 	})) // before GC adds to Valid
 	dir := parseDir(r)

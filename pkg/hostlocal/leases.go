@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -38,6 +40,8 @@ type leases struct {
 	log      *slog.Logger
 	since    time.Time                        // leases made before are of an earlier boot; zero if none is known to be
 	reserved map[netip.Addr]plugin.Attachment // lost leases of live pods that could not be restored
+	unread   []attachment.Damaged             // records of the network whose leases could not be restored
+	vfs      []attachment.Record              // the network's records of sriov, once recordsOf has read them
 }
 
 // openLeases locks the lease folder, and makes it if it is missing.
@@ -179,14 +183,24 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment, notAfter time.Tim
 	return true, nil
 }
 
-// recordsOf returns the records of an attachment. A record is on tmpfs, so its attachment was made in this boot.
-func (l *leases) recordsOf(of plugin.Attachment) map[string]attachment.Record {
-	records, err := attachment.RecordsOf(attachment.Key{Network: l.network, ContainerID: of.ContainerID, IfName: of.IfName},
-		attachment.Plugins()...)
+// recordsOf returns the records of an attachment, or of a VF, whose name is not in the key of its record. A record is on tmpfs, so its
+// attachment was made in this boot.
+func (l *leases) recordsOf(of plugin.Attachment) (list []attachment.Record) {
+	key := attachment.Key{Network: strings.TrimSuffix(l.network, ipam.ChainedSuffix), ContainerID: of.ContainerID, IfName: of.IfName}
+	records, err := attachment.RecordsOf(key, attachment.Plugins()...)
 	if err != nil { // an unreadable record is a record
-		return map[string]attachment.Record{"": {}}
+		return []attachment.Record{{}}
 	}
-	return records
+	if l.vfs == nil {
+		found, _ := attachment.List(key.Network, "sriov")
+		l.vfs = append([]attachment.Record{}, found...)
+	}
+	for _, rec := range l.vfs {
+		if _, ok := rec.Addresses()[of.IfName]; ok && rec.ContainerID == of.ContainerID && rec.Key != key {
+			list = append(list, rec)
+		}
+	}
+	return slices.AppendSeq(list, maps.Values(records))
 }
 
 // netnsOf returns the path of the namespace in an attachment's record, or "" without a record.

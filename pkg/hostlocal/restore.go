@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/ipam"
@@ -19,29 +20,26 @@ import (
 
 // Restore creates the missing leases of all live attachments, for example after somebody has emptied a lease folder.
 func Restore(log *slog.Logger) error {
-	return restoreAll(log, func(attachment.Record) bool { return true })
+	return restoreAll(log, attachment.Waiting, func(attachment.Record) bool { return true })
 }
 
 // restoreAll creates the missing leases of the wanted attachments.
-func restoreAll(log *slog.Logger, wanted func(attachment.Record) bool) error {
-	lost, err := unleased("")
+func restoreAll(log *slog.Logger, locks attachment.Locker, wanted func(attachment.Record) bool) error {
+	lost, _, err := Unleased("")
 	errs := []error{err}
 	for _, rec := range lost {
 		if wanted(rec) {
-			errs = append(errs, restoreRecord(rec, log, attachment.Waiting, nil))
+			errs = append(errs, locks.Tolerate(restoreRecord(rec, log, locks, nil)))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // restoreEmptied is the restoration of STATUS, which waits for no lock, and only of a folder without a boot file: another program's DEL may
-// have removed a single lease just before its namespace.
+// have removed a single lease just before its namespace. Before the first ADD of a network in this boot, there is nothing to restore.
 func restoreEmptied(path string, r *plugin.Request) error {
-	if _, err := os.Lstat(filepath.Join(path, bootFile)); err == nil {
-		return nil
-	}
-	lost, err := unleased(path)
-	if len(lost) == 0 || err != nil {
+	networks, err := attachment.Networks()
+	if _, missing := os.Lstat(filepath.Join(path, bootFile)); missing == nil || !slices.Contains(networks, r.Network) {
 		return err
 	}
 	l, err := openLeases(path, r.Network, r.Log, attachment.Trying)
@@ -49,14 +47,21 @@ func restoreEmptied(path string, r *plugin.Request) error {
 		return attachment.Trying.Tolerate(err)
 	}
 	defer l.close()
-	return l.markBoot()
+	errs := []error{l.markBoot()}
+	for _, d := range l.unread {
+		errs = append(errs, fmt.Errorf("%s cannot be read, so leases of its pod are not restored: %w", d.Path(), d.Reason))
+	}
+	return errors.Join(errs...)
 }
 
 // restore creates the missing leases of this folder. The addresses of attachments that another process has locked become reserved instead:
 // to wait for them under the lock of the folder would be a deadlock.
 func (l *leases) restore() error {
-	lost, err := unleased(l.dir.Path())
+	lost, damaged, err := Unleased(l.dir.Path())
 	errs := []error{err}
+	l.unread = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool {
+		return d.Network != strings.TrimSuffix(l.network, ipam.ChainedSuffix)
+	})
 	l.reserved = map[netip.Addr]plugin.Attachment{}
 	for _, rec := range lost {
 		if err := restoreRecord(rec, l.log, attachment.Trying, l); err != nil {
@@ -67,23 +72,27 @@ func (l *leases) restore() error {
 			errs = append(errs, attachment.Trying.Tolerate(err))
 		}
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return plugin.Errorf(plugin.CodeTryAgain, "leases of live pods may be missing, and cannot be restored: %w", err)
+	}
+	return nil
 }
 
-// unleased returns the records that lack a lease, only those of one lease folder if it is given.
-func unleased(path string) ([]attachment.Record, error) {
-	all, _, err := attachment.Scan()
+// Unleased returns the records of live attachments that lack a lease, only those of one lease folder if it is given. The second result
+// lists the records that cannot be read.
+func Unleased(path string) ([]attachment.Record, []attachment.Damaged, error) {
+	all, damaged, err := attachment.Scan()
 	return slices.DeleteFunc(all, func(rec attachment.Record) bool {
 		in, lost := missing(rec)
 		return len(lost) == 0 || path != "" && path != in
-	}), err
+	}), damaged, err
 }
 
-// missing returns the leases that a record lists and that have no file, and the path of their folder, if host-local assigned them. They get
-// the time of the record, since DEL of a dead pod releases none that is newer.
+// missing returns the leases that a live attachment's record lists and that have no file, and the path of their folder, if host-local
+// assigned them. They get the time of the record, since DEL of a dead pod releases none that is newer.
 func missing(rec attachment.Record) (path string, lost []lease) {
 	st, _ := attachment.StateOf[state](rec)
-	if plugin.Kind(ipam.Type(st.IPAM)) != "host-local" {
+	if plugin.Kind(ipam.Type(st.IPAM)) != "host-local" || plugin.NetnsGone(rec.Netns) {
 		return "", nil
 	}
 	network := rec.Network
@@ -91,10 +100,10 @@ func missing(rec attachment.Record) (path string, lost []lease) {
 		network += ipam.ChainedSuffix
 	}
 	path = leaseDir(network, dataDirOf(st.IPAM))
-	for _, iface := range append(st.VFs, leased{rec.IfName, st.Addresses}) {
-		for _, p := range iface.Addresses {
+	for ifname, addresses := range rec.Addresses() {
+		for _, p := range addresses {
 			if _, err := os.Lstat(filepath.Join(path, p.Addr().String())); errors.Is(err, fs.ErrNotExist) {
-				lost = append(lost, lease{addr: p.Addr(), of: plugin.Attachment{ContainerID: rec.ContainerID, IfName: iface.Name},
+				lost = append(lost, lease{addr: p.Addr(), of: plugin.Attachment{ContainerID: rec.ContainerID, IfName: ifname},
 					written: rec.Written})
 			}
 		}
@@ -110,7 +119,7 @@ func restoreRecord(listed attachment.Record, log *slog.Logger, locks attachment.
 	}
 	defer att.Close()
 	path, lost := missing(rec.Record)
-	if len(lost) == 0 || rec.State.Unfinished || plugin.NetnsGone(rec.Netns) {
+	if len(lost) == 0 {
 		return nil
 	}
 	if l == nil {

@@ -9,14 +9,18 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -90,12 +94,12 @@ func TestWipedFolderParallel(t *testing.T) {
 	}
 }
 
-// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks. Records without addresses, of
-// killed ADDs and of dead pods change nothing. The lease has the time of the record, so that the removal of a dead pod finds it.
+// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks, also of a killed ADD. Records
+// without addresses and of dead pods change nothing. The lease has the time of the record, so that the removal of a dead pod finds it.
 func TestRestoredLeases(t *testing.T) {
 	for _, verb := range []string{"STATUS", "GC", "reload"} {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
-		l.record("bridge", "killed", map[string]any{"unfinished": true, "addresses": []string{"10.1.2.9/24"}})
+		l.record("bridge", "killed", map[string]any{"unfinished": true, "addresses": []string{"10.1.2.8/24"}})
 		l.record("host-local", "none", map[string]any{})
 		dead := l
 		dead.netns = "/nonexistent"
@@ -103,11 +107,15 @@ func TestRestoredLeases(t *testing.T) {
 		l.mustGive("a", "10.1.2.2/24 fd00::2/64")
 		l.mustGive("b", "10.1.2.3/24 fd00::3/64")
 		before := l.leasesOf()
+		if before["10.1.2.8"] != `600 "killed\r\neth0"` || len(before) != 5 {
+			t.Error(before)
+		}
 		kerneltest.Must(t, os.RemoveAll(l.dir))
 		if verb == "reload" {
 			kerneltest.Must(t, Restore(slog.New(slog.DiscardHandler)))
 		} else {
-			l.ok(l.call(verb, "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]`))
+			l.ok(l.call(verb, "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"},
+				{"containerID":"killed","ifname":"eth0"}]`))
 		}
 		if diff := cmp.Diff(before, l.leasesOf()); diff != "" {
 			t.Errorf("%s: %s", verb, diff)
@@ -119,7 +127,7 @@ func TestRestoredLeases(t *testing.T) {
 		if !lease.ModTime().Equal(record.ModTime()) {
 			t.Errorf("%s: the lease is of %v, its record of %v", verb, lease.ModTime(), record.ModTime())
 		}
-		for _, id := range []string{"a", "b"} {
+		for _, id := range []string{"a", "b", "killed"} {
 			l.ok(l.call("DEL", id, ""))
 		}
 		if left := l.leasesOf(); len(left) > 0 {
@@ -180,6 +188,138 @@ func TestRestoredFolder(t *testing.T) {
 	other := labIn(t, l.netns, dir, one)
 	other.network, other.dir = l.network, filepath.Join(dir, l.network)
 	other.mustGive("b", "10.1.2.2/24")
+}
+
+// TestUnreadRecord: while a record cannot be read, ADD and STATUS restore what they can, and write no boot file, so that they restore the
+// rest once it can be. STATUS logs the record once. Other networks do not wait for it.
+func TestUnreadRecord(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	l.mustGive("b", "10.1.2.3/24")
+	record, err := os.ReadFile(l.recordOf("b"))
+	kerneltest.Must(t, err, os.WriteFile(l.recordOf("b"), []byte(`{"format":99}`), 0o600), os.RemoveAll(l.dir))
+	logged := ""
+	for range 3 {
+		a := l.call("STATUS", "", "")
+		l.ok(a)
+		logged += a.log
+	}
+	if strings.Count(logged, l.recordOf("b")) != 1 || !strings.Contains(logged, "format is 99") {
+		t.Error(logged)
+	}
+	l.ok(l.call("ADD", "c", `"runtimeConfig":{"ips":["10.1.2.9"]}`))
+	if _, err := os.Lstat(filepath.Join(l.dir, bootFile)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a lease is missing, and the folder has a boot file: %v", err)
+	}
+	other := newLab(t, one)
+	other.mustGive("a", "10.1.2.2/24")
+	_, err = os.Lstat(filepath.Join(other.dir, bootFile))
+	kerneltest.Must(t, err, os.WriteFile(l.recordOf("b"), record, 0o600))
+	l.ok(l.call("STATUS", "", ""))
+	want := map[string]string{"10.1.2.2": `600 "a\r\neth0"`, "10.1.2.3": `600 "b\r\neth0"`, "10.1.2.9": `600 "c\r\neth0"`}
+	if diff := cmp.Diff(want, l.leasesOf()); diff != "" {
+		t.Error(diff)
+	}
+	_, err = os.Lstat(filepath.Join(l.dir, bootFile))
+	kerneltest.Must(t, err)
+}
+
+// TestRecordsNotListed: while the records cannot be listed, no ADD in a wiped folder takes an address, which may be a live pod's.
+func TestRecordsNotListed(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	kerneltest.Must(t, os.RemoveAll(l.dir))
+	broken := filepath.Join(store.Root, "broken")
+	ended := exec.Command("cat")
+	_, err := ended.StdinPipe()
+	kerneltest.Must(t, err, ended.Start(), os.Mkdir(broken, 0o700))
+	kerneltest.Must(t, unix.Mount(fmt.Sprint("/proc/", ended.Process.Pid), broken, "", unix.MS_BIND, ""))
+	kerneltest.Must(t, ended.Process.Kill())
+	_ = ended.Wait() // the folder of an ended process cannot be read
+	t.Cleanup(func() { _ = errors.Join(unix.Unmount(broken, unix.MNT_DETACH), os.Remove(broken)) })
+	l.mustFail(l.call("ADD", "b", ""), plugin.CodeTryAgain, "leases of live pods may be missing")
+	if left := l.leasesOf(); left["10.1.2.2"] == `600 "b\r\neth0"` {
+		t.Errorf("ADD took %v", left)
+	}
+	kerneltest.Must(t, unix.Unmount(broken, unix.MNT_DETACH))
+	l.mustGive("b", "10.1.2.3/24")
+}
+
+// TestGCWaitsForNoAttachment: GC restores without waiting for a verb that holds an attachment.
+func TestGCWaitsForNoAttachment(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	kerneltest.Must(t, os.RemoveAll(l.dir))
+	lock, err := attachment.Waiting.Key(attachment.Key{Network: l.network, ContainerID: "a", IfName: "eth0"})
+	kerneltest.Must(t, err)
+	defer lock.Close()
+	start := time.Now()
+	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]`))
+	if waited := time.Since(start); waited >= store.LockTimeout {
+		t.Errorf("GC waited %v for the attachment", waited)
+	}
+}
+
+// TestStatusScansOnce: the first STATUS in a folder without a boot file reads each record once, and a second one none.
+func TestStatusScansOnce(t *testing.T) {
+	l := newLab(t, one)
+	l.record("bridge", "none", map[string]any{})
+	for want := 1; want >= 0; want-- {
+		for name, n := range openCounts(t, filepath.Join(store.Root, l.network), func() { l.ok(l.call("STATUS", "", "")) }) {
+			if strings.HasPrefix(name, "bridge-") && n != want {
+				t.Errorf("STATUS opened %s %d times, want %d", name, n, want)
+			}
+		}
+	}
+}
+
+// TestVFOfEarlierBoot: the lease of a VF is its pod's, whose record has another interface name, and is in the folder of the network without
+// the suffix of a chained sriov. The clock was set back since.
+func TestVFOfEarlierBoot(t *testing.T) {
+	for _, suffix := range []string{"", ipam.ChainedSuffix} {
+		records := newLab(t, `"subnet":"10.1.2.0/30"`)
+		l := records
+		l.network, l.dir = l.network+suffix, l.dir+suffix
+		l.ok(l.call("ADD", "x", ""))
+		l.ok(l.call("DEL", "x", ""))
+		l.reboot()
+		l.put("10.1.2.2", "a\r\nnet1")
+		l.setAge("10.1.2.2", longAgo)
+		records.record("sriov", "a", map[string]any{"chained": suffix != "",
+			"vfs": []map[string]any{{"name": "net1", "addresses": []string{"10.1.2.2/30"}}}})
+		l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
+		kerneltest.Must(t, os.RemoveAll(filepath.Join(store.Root, records.network)))
+		l.mustGive("b", "10.1.2.2/30")
+	}
+}
+
+// TestDelReadsItsRecordOnce: DEL opens the record of its attachment once.
+func TestDelReadsItsRecordOnce(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	opened := openCounts(t, filepath.Join(store.Root, l.network), func() { l.ok(l.call("DEL", "a", prev("10.1.2.2/24"))) })
+	if n := opened[filepath.Base(l.recordOf("a"))]; n != 1 {
+		t.Errorf("opened %d times", n)
+	}
+}
+
+// TestDelOfTwoFolders: a second ADD after a change of dataDir has left leases in both folders, and DEL releases both.
+func TestDelOfTwoFolders(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	dir := t.TempDir()
+	changed := l
+	changed.ipam = strings.Replace(l.ipam, filepath.Dir(l.dir), dir, 1)
+	changed.dir = filepath.Join(dir, l.network)
+	changed.put("10.1.2.7", "a\r\neth0")
+	changed.put("10.1.2.8", "b\r\neth0")
+	l.ok(changed.call("DEL", "a", ""))
+	if left := l.leasesOf(); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+	if diff := cmp.Diff([]string{"10.1.2.8"}, sortedKeys(changed.leasesOf())); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // TestDelOfChangedFolder: DEL finds the lease in the folder of the record, although the configuration names another one.

@@ -5,6 +5,7 @@ package plugin
 import (
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"reflect"
 	"time"
@@ -51,7 +52,9 @@ type Request struct {
 	Valid      map[Attachment]bool // GC: the attachments to keep
 	Dead       map[Attachment]bool // GC: the only attachments to collect; nil if the caller did not name them
 
-	NotAfter time.Time // DEL of an in-process IPAM plugin: releases only leases made before this time; zero for all
+	// DEL of an in-process IPAM plugin:
+	Leased   []netip.Prefix // the addresses in the main plugin's record
+	NotAfter time.Time      // releases only leases made before this time; zero for all
 
 	LockFile *os.File // lock file of the attachment, which child processes inherit; nil if there is none
 

@@ -92,22 +92,27 @@ func networkLeases(network string) []string {
 	return found
 }
 
-// TestGCSpares: GC keeps the addresses of pods with unreadable records. GC also keeps addresses that another plugin has not released.
+// TestGCSpares: GC keeps the addresses of pods with unreadable records, and collects others. GC also keeps addresses that another plugin has
+// not released.
 func TestGCSpares(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
 	l.add("live")
 	record := store.Root + "/net/sriov-" + attachment.Key{Network: "net", ContainerID: "live", IfName: "eth0"}.Hash()
 	good, err := os.ReadFile(record)
-	must(t, err, os.WriteFile(record, []byte(`{"format":2}`), 0o600))
-	must(t, kerneltest.Age(kerneltest.StateDirs()...))
+	must(t, err)
 	gc := func() {
 		t.Helper()
 		l.OK(l.Call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "live", "ifname": "eth0"}}))
 	}
-	gc()
-	if got := networkLeases("net.vf"); len(got) != 1 {
-		t.Errorf("leases of the VF: %q", got)
+	for _, unreadable := range []string{`{"format":2}`, strings.Replace(string(good), `"vfs":[`, `"vfs":[5,`, 1)} {
+		must(t, os.WriteFile(record, []byte(unreadable), 0o600),
+			os.WriteFile("/var/lib/cni/networks/net.vf/10.61.0.9", []byte("gone\r\nnet1"), 0o644))
+		must(t, kerneltest.Age(kerneltest.StateDirs()...))
+		gc()
+		if got := networkLeases("net.vf"); len(got) != 1 || filepath.Base(got[0]) == "10.61.0.9" {
+			t.Errorf("leases of VFs: %q", got)
+		}
 	}
 	must(t, os.WriteFile(record, good, 0o600))
 

@@ -73,12 +73,9 @@ func withIPs(config []byte, ips []string) []byte {
 	}
 	delete(raw.Runtime, "ips")
 	if len(ips) > 0 {
-		raw.Runtime["ips"], _ = json.Marshal(ips) // a list of strings never fails
+		raw.Runtime["ips"], _ = json.Marshal(ips)
 	}
-	runtime, err := json.Marshal(raw.Runtime)
-	if err != nil {
-		return config
-	}
+	runtime, _ := json.Marshal(raw.Runtime)
 	return ipam.WithKey(config, "runtimeConfig", runtime)
 }
 
@@ -88,7 +85,7 @@ func (s sriov) releaseAddresses(r *plugin.Request, st attachmentState, v vf) err
 		return err
 	}
 	as := s.ipamRequest(r, st.Chained, v)
-	as.Config = ipam.WithKey(as.Config, "ipam", st.IPAM)
+	as.Config, as.Leased = ipam.WithKey(as.Config, "ipam", st.IPAM), v.Addresses
 	return s.ipam.Del(as, of)
 }
 
@@ -132,16 +129,8 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 	as.Valid = maps.Clone(r.Valid)
 	for key, records := range all {
 		as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: key.IfName})
-		rec, ok := records[r.Plugin]
-		if !ok {
-			continue
-		}
-		st, err := attachment.StateOf[attachmentState](rec)
-		if err != nil {
-			return nil // the addresses of an unreadable record are unknown
-		}
-		for _, v := range st.VFs {
-			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
+		for ifname := range records[r.Plugin].Addresses() { // the VFs of an unreadable record have journals
+			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: ifname})
 		}
 	}
 	left, err := readJournals()

@@ -229,8 +229,7 @@ func (n *node) status() (found []Finding) {
 	for _, net := range n.ownNetworks() {
 		for _, err := range reconcile.Status(net, n.BinDir) {
 			var code plugin.FindingCode
-			var refusal reconcile.Refusal
-			if errors.As(err, &refusal) {
+			if refusal, ok := errors.AsType[reconcile.Refusal](err); ok {
 				code = plugin.FindingCode(fmt.Sprint(refusal.Code))
 			}
 			found = append(found, Finding{Level: Error, Code: code, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),

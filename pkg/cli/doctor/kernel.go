@@ -140,11 +140,10 @@ func (n *node) number(path string) (value int, ok bool) {
 // The check "forwarding" reports a node that has live pods but does not forward packets. With isGateway, the bridge plugin enables
 // forwarding at each ADD.
 func (n *node) forwarding() (found []Finding) {
-	alive, err := n.livePods()
-	if err != nil {
-		return unknown("the records", err)
+	if n.attachmentsErr != nil {
+		return unknown("the records", n.attachmentsErr)
 	}
-	if alive == 0 {
+	if len(n.attachmentsIn(reconcile.Alive)) == 0 {
 		return skipped("no pod lives here; bridge enables forwarding with the first one")
 	}
 	settings := []struct{ path, key string }{

@@ -35,9 +35,10 @@ var down = regexp.MustCompile(`: (?:bridge )?([^\s,]+)(?:, the host side of [^\s
 func (n *node) pods() []Finding { return n.podsWithin(checkBudget) }
 
 func (n *node) podsWithin(budget time.Duration) (found []Finding) {
-	if alive, err := n.livePods(); err != nil {
-		return unknown("the records and leases", err)
-	} else if alive == 0 {
+	if n.attachmentsErr != nil {
+		return unknown("the records and leases", n.attachmentsErr)
+	}
+	if len(n.attachmentsIn(reconcile.Alive)) == 0 {
 		return skipped("no pod lives here")
 	}
 	checked, left, failed := n.checkPods(budget)
@@ -115,8 +116,7 @@ func (n *node) checkPods(budget time.Duration) (checked, left int, failed []fail
 
 // failureOf returns the code and the message of a plugin's error, without the details, which differ from pod to pod.
 func failureOf(err error) string {
-	var refusal *types.Error
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*types.Error](err); ok {
 		return reconcile.Refusal{Code: refusal.Code, Msg: refusal.Msg}.Error()
 	}
 	return err.Error()

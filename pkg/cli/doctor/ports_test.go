@@ -3,6 +3,8 @@
 package doctor
 
 import (
+	"log/slog"
+	"os"
 	"strings"
 	"testing"
 
@@ -43,5 +45,27 @@ func TestPorts(t *testing.T) {
 		if c.want == "" && len(found) > 0 || c.want != "" && (len(found) != 1 || !strings.HasPrefix(found[0], c.want)) {
 			t.Errorf("%s: found %q, want %q", c.spoil, found, c.want)
 		}
+	}
+}
+
+// TestLostLease: doctor names a live pod whose lease somebody has deleted, until it is restored.
+func TestLostLease(t *testing.T) {
+	l := newLab(t)
+	pod := kerneltest.Lab{T: t, Plugin: bridge.Plugin(hostlocal.Plugin()).Run, Pod: kerneltest.NewPod(t), Conf: kerneltest.Object{
+		"cniVersion": "1.1.0", "name": "unleased", "type": "bridge", "bridge": "cnilease",
+		"ipam": kerneltest.Object{"type": "host-local", "subnet": "10.92.0.0/29"}}}
+	l.t.Cleanup(func() { l.command("sh", "-c", "ip link del cnilease 2>/dev/null; true") })
+	pod.OK(pod.Call("ADD", "victim"))
+	t.Cleanup(func() { pod.OK(pod.Call("DEL", "victim")) })
+	const lease = hostlocal.DefaultDir + "/unleased/10.92.0.2"
+	kerneltest.Must(t, os.Remove(lease))
+	found := l.problems("records")
+	const want = `error pods without a lease of their address: 1 | for example container victim of network "unleased" | podlace reload`
+	if len(found) != 1 || !strings.HasPrefix(found[0], want) {
+		t.Errorf("%q", found)
+	}
+	kerneltest.Must(t, hostlocal.Restore(slog.New(slog.DiscardHandler)))
+	if _, err := os.Lstat(lease); err != nil || len(l.problems("records")) > 0 {
+		t.Errorf("%v, %q", err, l.problems("records"))
 	}
 }

@@ -28,14 +28,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// livePods returns the number of attachments whose network namespace still exists.
-func (n *node) livePods() (alive int, err error) {
-	for _, a := range n.attachments {
-		if a.State == reconcile.Alive {
-			alive++
-		}
-	}
-	return alive, n.attachmentsErr
+// attachmentsIn returns the attachments whose network namespace is in the given state.
+func (n *node) attachmentsIn(state string) []*reconcile.Attachment {
+	return slices.DeleteFunc(slices.Clone(n.attachments), func(a *reconcile.Attachment) bool { return a.State != state })
 }
 
 // The check "addresses" reports range sets in which almost no address is free. The check "addresses" also reports changed subnets if live
@@ -77,26 +72,25 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	return found
 }
 
-// The check "records" reports attachments whose pods are gone, and record files that are damaged.
+// The check "records" reports attachments whose pods are gone, live ones that lack a lease, and record files that are damaged.
 func (n *node) records() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records and leases", n.attachmentsErr)
 	}
-	gone := 0
-	var example *reconcile.Attachment
-	for _, a := range n.attachments {
-		if a.State == reconcile.Gone {
-			gone, example = gone+1, a
-		}
-	}
-	if gone > 0 {
-		found = append(found, Finding{Level: Warning, Code: "dead-attachments", What: fmt.Sprintf("attachments of pods that are gone: %d", gone),
-			Evidence:    fmt.Sprintf("for example container %s of network %q", example.ContainerID, example.Network),
+	if gone := n.attachmentsIn(reconcile.Gone); len(gone) > 0 {
+		found = append(found, Finding{Level: Warning, Code: "dead-attachments", What: fmt.Sprintf("attachments of pods that are gone: %d", len(gone)),
+			Evidence:    fmt.Sprintf("for example container %s of network %q", gone[0].ContainerID, gone[0].Network),
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
 	}
-	_, damaged, err := attachment.Scan()
+	unleased, damaged, err := hostlocal.Unleased("")
 	found = append(found, unknown("the records", err)...)
+	if len(unleased) > 0 {
+		found = append(found, Finding{Level: Error, Code: "lease-missing", What: fmt.Sprintf("pods without a lease of their address: %d", len(unleased)),
+			Evidence:    fmt.Sprintf("for example container %s of network %q", unleased[0].ContainerID, unleased[0].Network),
+			Consequence: "ADD may give the address to another pod",
+			Command:     "podlace reload"})
+	}
 	for _, d := range damaged {
 		found = append(found, Finding{Level: Error, Code: "damaged-record",
 			What: "a record cannot be read", Evidence: fmt.Sprintf("%s: %v", d.Path(), d.Reason),
