@@ -41,11 +41,6 @@ const (
 	jitter         = 0.3
 )
 
-// newBackoff returns the growing pauses between the attempts of a failing request.
-func newBackoff() wait.Backoff {
-	return wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: jitter, Steps: 10, Cap: lastRetry}
-}
-
 // The type publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired
 // slices and writes the differences. The publisher computes the desired slices. The publisher also logs failed requests and counts them in
 // metrics.
@@ -77,7 +72,7 @@ func newPublisher(d *Driver) *publisher {
 // publish() may be called more than once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
-	for backoff := newBackoff(); ctx.Err() == nil; {
+	for backoff := (wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: jitter, Steps: 10, Cap: lastRetry}); ctx.Err() == nil; {
 		_ = p.run(ctx) // noteResult has logged the error
 		select {
 		case <-ctx.Done():
@@ -158,8 +153,9 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 }
 
 // update() passes the desired slices to the controller if they have changed. If the API server has refused these slices, update() passes
-// the last accepted slices, so that the pool stays complete. update() holds the lock, so that no comparison starts before p.submitted is
-// changed: the publisher would attribute its result to the wrong slices.
+// the last accepted slices, so that the pool stays complete. update() holds the lock until p.submitted has changed, because Get waits for the
+// lock: the comparison that Update causes counts for the new slices. A comparison that is running may already read the new slices, but counts
+// for the former ones until the next comparison.
 func (p *publisher) update(c *resourceslice.Controller, want *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
