@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
@@ -55,7 +56,7 @@ func publishedSlices(t *testing.T) string {
 
 func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest, "slices.json": publishedSlices(t)})
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest, "slices.json": publishedSlices(t)})
 	args = append([]string{"check-claim", filepath.Join(dir, "m.yaml"), "--config-file", filepath.Join(dir, "config.json"),
 		"--resource-prefix", "example.com", "--slices", filepath.Join(dir, "slices.json")}, args...)
 	status, stdout, stderr = run(args...)
@@ -216,7 +217,7 @@ func TestCheckClaimRefused(t *testing.T) {
 
 // TestCheckClaimClass checks that a class from a file takes precedence over the class that 'sriov-device-plugin classes' prints.
 func TestCheckClaimClass(t *testing.T) {
-	class := writeFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
+	class := pcitest.WriteFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: fast.example.com}
 spec:
@@ -241,7 +242,7 @@ func TestCheckClaimPlaces(t *testing.T) {
 		"      - name: vf\n        exactly: {deviceClassName: fast.example.com, cuont: 2}\n" +
 		"      config:\n      - opaque:\n          driver: sriov.podlace.io\n          parameters:\n" +
 		"            apiVersion: sriov.podlace.io/v1alpha1\n            kind: VFConfig\n            vlann: 1\n            mtu: 1\n            ключ: 1\n    tail: 1\n    tail: 2\n"
-	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim,
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim,
 		"twice.yaml": "kind: Pod\nkind: Pod\n"})
 	t.Chdir(dir)
 	_, _, stderr := run("check-claim", "m.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")

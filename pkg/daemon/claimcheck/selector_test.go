@@ -126,7 +126,7 @@ func TestUnheld(t *testing.T) {
 
 // TestNode checks claims against the devices of this node, and against examples on a node without VFs.
 func TestNode(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"config.json": draConfig,
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig,
 		"fits.yaml": selecting(`device.attributes["sriov.podlace.io"].pf == "ens0f0"`), "other.yaml": selecting(`device.attributes["sriov.podlace.io"].pf == "ens9f0"`)})
 	check := func(file, sysfs string) (int, string, string) {
 		return run("check-claim", filepath.Join(dir, file), "--config-file", filepath.Join(dir, "config.json"),
@@ -161,7 +161,7 @@ spec:
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: nic}\nspec: {selectors: [{cel: {expression: 'device.driver == " +
 		`"dra.net" && device.attributes["dra.net"].ifName == "eth1"'}}]}` + "\n---\n"
 	for config, want := range map[string]int{"dra.net": 0, "sriovnetwork.k8snetworkplumbingwg.io": exitProblems} {
-		dir := writeFiles(t, map[string]string{"s.yaml": slice, "config.json": draConfig, "m.yaml": class +
+		dir := pcitest.WriteFiles(t, map[string]string{"s.yaml": slice, "config.json": draConfig, "m.yaml": class +
 			claimOf("    requests: [{name: a, exactly: {deviceClassName: nic}}]\n    config: [{opaque: {driver: "+config+", parameters: {}}}]\n")})
 		status, _, stderr := run("check-claim", dir+"/m.yaml", "--slices", dir+"/s.yaml", "--config-file", dir+"/config.json")
 		if status != want || (stderr == "") != (want == 0) {
@@ -172,7 +172,7 @@ spec:
 
 // TestSlicesFile checks that a file without ResourceSlices is refused, and that a cluster can be checked without a configuration.
 func TestSlicesFile(t *testing.T) {
-	t.Chdir(writeFiles(t, map[string]string{"s.json": publishedSlices(t), "old.yaml": "kind: ResourceSlice\napiVersion: resource.k8s.io/v1beta1\n",
+	t.Chdir(pcitest.WriteFiles(t, map[string]string{"s.json": publishedSlices(t), "old.yaml": "kind: ResourceSlice\napiVersion: resource.k8s.io/v1beta1\n",
 		"m.yaml": claimOf(oneVF + "    config:\n" + parameters("", "vlan: 7")), "none.yaml": "kind: Pod\n"}))
 	for file, says := range map[string]string{"none.yaml": "no ResourceSlice: write it with 'kubectl get resourceslices -o json'",
 		"old.yaml": "want a ResourceSlice of resource.k8s.io/v1", "s.json": `class "fast.example.com" is not known, so the settings`} {
