@@ -181,3 +181,36 @@ func TestSlicesFile(t *testing.T) {
 		}
 	}
 }
+
+// TestSharedPools checks claims against slices that are not those of one node: a pool that several nodes share, and devices with nodes of
+// their own. The pool of the VFs has another name than their node.
+func TestSharedPools(t *testing.T) {
+	const slice = "---\nkind: ResourceSlice\napiVersion: resource.k8s.io/v1\nmetadata: {name: %[1]s}\nspec: {driver: %[1]s.example.com, %[2]s, " +
+		"pool: {name: %[1]s, generation: 1, resourceSliceCount: 1}, devices: [%[3]s]}\n---\nkind: DeviceClass\napiVersion: resource.k8s.io/v1\n" +
+		"metadata: {name: %[1]s}\nspec: {selectors: [{cel: {expression: 'device.driver == \"%[1]s.example.com\"'}}]}\n"
+	const selected = "nodeSelector: {nodeSelectorTerms: [{matchExpressions: [{key: rack, operator: In, values: [a]}]}]}"
+	shared := fmt.Sprintf(slice, "fabric", selected, "{name: p0}") +
+		fmt.Sprintf(slice, "gpu", "perDeviceNodeSelection: true", "{name: g0, nodeName: node-1}, {name: g1, nodeName: node-2}, {name: g2, allNodes: true}, "+
+			"{name: g3, nodeName: node-2}, {name: g4, nodeName: node-2}")
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "shared.yaml": shared,
+		"slices/a.json": strings.ReplaceAll(publishedSlices(t), `"pool":{"name":"node-1"`, `"pool":{"name":"rack-7"`), "slices/b.yaml": shared})
+	const fabric = "the nodes of pool fabric are not known (nodeSelector), so the devices of fabric.example.com were taken to be within reach of each node"
+	for _, c := range []struct {
+		request, says string
+		lines, status int
+	}{
+		{"{name: port, exactly: {deviceClassName: fabric}}", "notice: m.yaml: ResourceClaim shop/c: spec.devices.requests[1].exactly: " + fabric, 1, 0},
+		{"{name: gpu, exactly: {deviceClassName: gpu, count: 2}}", "", 0, 0},
+		{"{name: gpu, exactly: {deviceClassName: gpu, count: 5}}", "it wants 5 devices, and at most 4 of a node match its class and selectors", 1, 1},
+		{"{name: gpu, exactly: {deviceClassName: gpu, count: 3}}", "spec.devices.requests: a node can hold each request, but no node all of them", 1, 1},
+	} {
+		m := pcitest.WriteFiles(t, map[string]string{"m.yaml": claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}, " + c.request + "]\n")})
+		status, stdout, stderr := run("check-claim", m+"/m.yaml", "--class", dir+"/shared.yaml", "--slices", dir+"/slices", "--config-file", dir+"/config.json",
+			"--resource-prefix", "example.com")
+		stderr = position.ReplaceAllString(strings.ReplaceAll(stderr, m+"/", ""), "m.yaml: ")
+		if status != c.status || strings.Count(stderr, "\n") != c.lines || !strings.Contains(stderr, c.says) ||
+			strings.Contains(stdout, "request vf: 1 VF of example.com/fast") != (status == 0) {
+			t.Errorf("%s: status %d, %s%s", c.request, status, stdout, stderr)
+		}
+	}
+}
