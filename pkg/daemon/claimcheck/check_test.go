@@ -191,9 +191,9 @@ func TestCheckClaimRefused(t *testing.T) {
 		"---\nkind: Pod\nspec: {resourceClaims: [{name: 5}], containers: 7}\n---\na: [\n")
 	for _, says := range []string{
 		`requests[0].name: "A b": want a name`, `requests[0].exactly.allocationMode: "Al": want ExactCount or All`,
-		"requests[0].exactly.count: -1: want at least 1", `requests[1].exactly.count: "many": want a whole number`,
+		"requests[0].exactly.count: -1: want 1-32", `requests[1].exactly.count: "many": want a whole number`,
 		"requests[1].exactly.adminAccess: 1: want true or false", "requests[2].name: b: another request has this name",
-		"requests[2].exactly.count: 2: want at least 1, and none with allocationMode All",
+		"requests[2].exactly.count: 2: want 1-32, as many devices as a claim can have, and no count with allocationMode All",
 		"requests[2].exactly.selectors: an object: want a list", "requests[3]: want exactly or firstAvailable",
 		"requests[4]: a list: want an object", "requests[3].name: an object: want a string",
 		"config[0].requests[1]: 5: want a string", `config[0].opaque: "x": want an object`,
@@ -206,8 +206,8 @@ func TestCheckClaimRefused(t *testing.T) {
 		}
 	}
 	for manifest, says := range map[string]string{
-		"kind: ConfigMap\n": "no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims",
-		"":                  "no ResourceClaim",
+		"kind: ConfigMap\n": "m.yaml: nothing to check: want a ResourceClaim, ResourceClaimTemplate, DeviceClass, or a Pod with claims",
+		"":                  "m.yaml: nothing to check",
 	} {
 		if status, _, stderr := runCheck(t, manifest); status != exitFailed || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s", manifest, status, stderr)

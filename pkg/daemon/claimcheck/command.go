@@ -13,6 +13,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -133,7 +134,7 @@ func (o *options) check(cmd *cobra.Command, files []string) error {
 	err = c.read(cmd.InOrStdin(), o.classFiles, files)
 	c.checkAll()
 	if c.checked == 0 && len(c.problems) == 0 && err == nil {
-		return fmt.Errorf("%s: no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims", files[0])
+		return fmt.Errorf("%s: nothing to check: want a ResourceClaim, ResourceClaimTemplate, DeviceClass, or a Pod with claims", strings.Join(files, ", "))
 	}
 	if err = errors.Join(err, c.print(o.output, cmd.OutOrStdout(), cmd.ErrOrStderr())); err == nil && len(c.problems) > 0 {
 		return errProblems

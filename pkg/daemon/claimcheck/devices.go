@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -217,8 +218,11 @@ func readSlices(name string) (list []*resourceapi.ResourceSlice, err error) {
 func (o *options) nodeInventory(config *pool.Config) (i dra.Inventory, err error) {
 	i.Snapshot, err = pci.Scan(o.sysfs)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // a machine without PCI
-		return i, nil
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Stat(o.sysfs); err != nil {
+			return i, fmt.Errorf("--sysfs: %w: want the folder where sysfs is mounted, such as /sys", err)
+		}
+		return i, nil // a machine without PCI
 	case err != nil:
 		return i, err
 	}

@@ -150,8 +150,9 @@ func (c *checker) checkRequests(m manifest, path string, d resourceapi.DeviceCla
 		if _, err := strict.OneOf("ExactCount", "All")(string(o.AllocationMode)); err != nil {
 			c.fail("%s: %q: want ExactCount or All", m.at(o.path+".allocationMode"), o.AllocationMode)
 		}
-		if o.Count < 0 || o.Count > 0 && o.AllocationMode == resourceapi.DeviceAllocationModeAll {
-			c.fail("%s: %d: want at least 1, and none with allocationMode All", m.at(o.path+".count"), o.Count)
+		all := o.AllocationMode == resourceapi.DeviceAllocationModeAll
+		if most := int64(resourceapi.AllocationResultsMaxSize); o.Count < 0 || o.Count > most || o.Count > 0 && all {
+			c.fail("%s: %d: want 1-%d, as many devices as a claim can have, and no count with allocationMode All", m.at(o.path+".count"), o.Count, most)
 		}
 	}
 	if len(all) == 0 {

@@ -126,11 +126,11 @@ func TestUnheld(t *testing.T) {
 
 // TestNode checks claims against the devices of this node, and against examples on a node without VFs.
 func TestNode(t *testing.T) {
-	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig,
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "empty.yaml": "# nothing\n",
 		"fits.yaml": selecting(`device.attributes["sriov.podlace.io"].pf == "ens0f0"`), "other.yaml": selecting(`device.attributes["sriov.podlace.io"].pf == "ens9f0"`)})
-	check := func(file, sysfs string) (int, string, string) {
-		return run("check-claim", filepath.Join(dir, file), "--config-file", filepath.Join(dir, "config.json"),
-			"--resource-prefix", "example.com", "--sysfs", sysfs, "--node-name", "node-1")
+	check := func(file, sysfs string, more ...string) (int, string, string) {
+		return run(append([]string{"check-claim", filepath.Join(dir, file), "--config-file", filepath.Join(dir, "config.json"),
+			"--resource-prefix", "example.com", "--sysfs", sysfs, "--node-name", "node-1"}, more...)...)
 	}
 	cards := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	for _, c := range []struct {
@@ -145,6 +145,17 @@ func TestNode(t *testing.T) {
 		if status != c.status || !strings.Contains(stderr, c.says) || strings.Contains(stdout, "1 VF of example.com/fast") != (status == 0) {
 			t.Errorf("%s: status %d, %s%s", c.file, status, stdout, stderr)
 		}
+	}
+	for says, args := range map[string][]string{
+		"--sysfs: stat /nope: no such file or directory: want the folder where sysfs is mounted": {"--sysfs", "/nope"},
+		`--node-name "x y": want the name of a Node object`:                                      {"--node-name", "x y"},
+	} {
+		if status, _, stderr := check("fits.yaml", cards, args...); status != exitFailed || !strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %s", args, status, stderr)
+		}
+	}
+	if status, _, stderr := check("fits.yaml", cards, filepath.Join(dir, "empty.yaml")); status != 0 || !strings.Contains(stderr, "empty.yaml contains no object") {
+		t.Errorf("an empty file: status %d, %s", status, stderr)
 	}
 }
 
@@ -176,7 +187,7 @@ func TestSlicesFile(t *testing.T) {
 		"m.yaml": claimOf(oneVF + "    config:\n" + parameters("", "vlan: 7")), "none.yaml": "kind: Pod\n"}))
 	for file, says := range map[string]string{"none.yaml": "no ResourceSlice: write it with 'kubectl get resourceslices -o json'",
 		"old.yaml": "want a ResourceSlice of resource.k8s.io/v1", "s.json": `class "fast.example.com" is not known, so the settings`} {
-		if status, _, stderr := run("check-claim", "m.yaml", "--slices", file); status == 0 || !strings.Contains(stderr, says) {
+		if status, _, stderr := run("check-claim", "m.yaml", "--slices", file); status == 0 || !strings.Contains(stderr, says) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%s: status %d, %s", file, status, stderr)
 		}
 	}

@@ -5,6 +5,7 @@ package poolfile
 
 import (
 	"fmt"
+	"regexp"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/store"
@@ -23,8 +24,14 @@ func AddFlags(add func(to *string, flag, value, usage string), s *pool.Source, h
 	add(&s.Host, "node-name", host, "name of this node in the configuration")
 }
 
+// hostForm matches the names of hosts and of Node objects.
+var hostForm = regexp.MustCompile(`^[[:alnum:]]([\w.-]*[[:alnum:]])?$`)
+
 // Read reads and parses the file.
 func Read(s pool.Source) (*pool.Config, error) {
+	if !hostForm.MatchString(s.Host) {
+		return nil, fmt.Errorf("--node-name %q: want the name of a Node object: 'kubectl get nodes' lists them", s.Host)
+	}
 	data, err := store.ReadFile(s.File)
 	if err == nil {
 		var config *pool.Config
