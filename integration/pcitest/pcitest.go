@@ -146,6 +146,16 @@ func removeVFs(sysfs, pf string) error {
 	return nil
 }
 
+// WriteFiles writes files into a new temporary folder and returns the folder's path.
+func WriteFiles(t testing.TB, files map[string]string) (folder string) {
+	t.Helper()
+	folder = t.TempDir()
+	for name, text := range files {
+		write(t, filepath.Join(folder, name), text)
+	}
+	return folder
+}
+
 func write(t testing.TB, path, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))

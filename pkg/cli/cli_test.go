@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 func TestMain(m *testing.M) {
@@ -56,7 +57,7 @@ func TestRevision(t *testing.T) {
 }
 
 func TestRefusedCommands(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"bad.conflist": `{"name": "a", "plugins": []}`})
+	dir := pcitest.WriteFiles(t, map[string]string{"bad.conflist": `{"name": "a", "plugins": []}`})
 	bad := filepath.Join(dir, "bad.conflist")
 	canary := bad + ": "
 	if os.Geteuid() != 0 {
@@ -147,16 +148,4 @@ func TestFindsInstalledPlugins(t *testing.T) {
 	if err == nil || err.Error() != "plugin folder "+tools+": no executable dance\nplugin folder "+full+": no executable dance" {
 		t.Errorf("nowhere: %v", err)
 	}
-}
-
-// writeFiles writes files into a new temporary folder and returns the folder's path.
-func writeFiles(t *testing.T, files map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
 }

@@ -20,10 +20,10 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/poddevices"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 const sriovLsHelp = `List the network cards of this node, PFs and VFs: NUMA node, driver, the resource
@@ -59,9 +59,6 @@ const sriovExplainExample = `  podlace sriov explain
 // askTimeout limits how long to wait for the device plugin's answer.
 const askTimeout = 10 * time.Second
 
-// defaultConfig is the configuration of the device plugin, which a node without the plugin lacks.
-const defaultConfig = "/etc/pcidp/config.json"
-
 // sriovFlags contains the values of the flags that select the device plugin's configuration and its sockets.
 type sriovFlags struct {
 	pool.Source
@@ -86,9 +83,7 @@ func newSRIOV() *cobra.Command {
 // addConfig adds the flags that select the device plugin's configuration.
 func (f *sriovFlags) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
-	cmd.Flags().StringVar(&f.File, "config-file", defaultConfig, "configuration of the device plugin")
-	cmd.Flags().StringVar(&f.Prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
-	cmd.Flags().StringVar(&f.Host, "node-name", host, "name of this node in the configuration")
+	poolfile.AddFlags(cmd.Flags().StringVar, &f.Source, host)
 	cmd.Flags().Lookup("node-name").DefValue = "the host name" // man pages are the same on each build machine
 }
 
@@ -131,18 +126,6 @@ func newSRIOVExplain() *cobra.Command {
 	return cmd
 }
 
-// parse parses the device plugin's configuration file.
-func (f *sriovFlags) parse() (*pool.Config, error) {
-	data, err := store.ReadFile(f.File)
-	if err == nil {
-		var config *pool.Config
-		if config, err = pool.Parse(f.Source, data); err == nil {
-			return config, nil
-		}
-	}
-	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
-}
-
 // sriovNode contains the devices of the node, as the device plugin sees them.
 type sriovNode struct {
 	config    *pool.Config
@@ -160,10 +143,10 @@ type sriovNode struct {
 
 func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	n := &sriovNode{config: &pool.Config{}, held: map[string]poddevices.Device{}}
-	config, err := f.parse()
+	config, err := poolfile.Read(f.Source)
 	if n.configErr = err; err == nil {
 		n.config = config
-	} else if errors.Is(err, fs.ErrNotExist) && f.File != defaultConfig {
+	} else if errors.Is(err, fs.ErrNotExist) && f.File != poolfile.Default { // which a node without the device plugin lacks
 		return nil, err
 	}
 	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {

@@ -7,11 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // TestUnreadable: a file that cannot be read does not hide the faults of the others, and decides the exit status.
 func TestUnreadable(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a.yaml": "kind: Pod\n", "b.yaml": "kind: Pod\n"})
+	dir := pcitest.WriteFiles(t, map[string]string{"a.yaml": "kind: Pod\n", "b.yaml": "kind: Pod\n"})
 	if err := os.Symlink("none", filepath.Join(dir, "a0.yaml")); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
@@ -55,7 +56,7 @@ func publishedSlices(t *testing.T) string {
 
 func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest, "slices.json": publishedSlices(t)})
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "m.yaml": manifest, "slices.json": publishedSlices(t)})
 	args = append([]string{"check-claim", filepath.Join(dir, "m.yaml"), "--config-file", filepath.Join(dir, "config.json"),
 		"--resource-prefix", "example.com", "--slices", filepath.Join(dir, "slices.json")}, args...)
 	status, stdout, stderr = run(args...)
@@ -190,9 +191,9 @@ func TestCheckClaimRefused(t *testing.T) {
 		"---\nkind: Pod\nspec: {resourceClaims: [{name: 5}], containers: 7}\n---\na: [\n")
 	for _, says := range []string{
 		`requests[0].name: "A b": want a name`, `requests[0].exactly.allocationMode: "Al": want ExactCount or All`,
-		"requests[0].exactly.count: -1: want at least 1", `requests[1].exactly.count: "many": want a whole number`,
+		"requests[0].exactly.count: -1: want 1-32", `requests[1].exactly.count: "many": want a whole number`,
 		"requests[1].exactly.adminAccess: 1: want true or false", "requests[2].name: b: another request has this name",
-		"requests[2].exactly.count: 2: want at least 1, and none with allocationMode All",
+		"requests[2].exactly.count: 2: want 1-32, as many devices as a claim can have, and no count with allocationMode All",
 		"requests[2].exactly.selectors: an object: want a list", "requests[3]: want exactly or firstAvailable",
 		"requests[4]: a list: want an object", "requests[3].name: an object: want a string",
 		"config[0].requests[1]: 5: want a string", `config[0].opaque: "x": want an object`,
@@ -205,8 +206,8 @@ func TestCheckClaimRefused(t *testing.T) {
 		}
 	}
 	for manifest, says := range map[string]string{
-		"kind: ConfigMap\n": "no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims",
-		"":                  "no ResourceClaim",
+		"kind: ConfigMap\n": "m.yaml: nothing to check: want a ResourceClaim, ResourceClaimTemplate, DeviceClass, or a Pod with claims",
+		"":                  "m.yaml: nothing to check",
 	} {
 		if status, _, stderr := runCheck(t, manifest); status != exitFailed || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s", manifest, status, stderr)
@@ -216,7 +217,7 @@ func TestCheckClaimRefused(t *testing.T) {
 
 // TestCheckClaimClass checks that a class from a file takes precedence over the class that 'sriov-device-plugin classes' prints.
 func TestCheckClaimClass(t *testing.T) {
-	class := writeFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
+	class := pcitest.WriteFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: fast.example.com}
 spec:
@@ -241,7 +242,7 @@ func TestCheckClaimPlaces(t *testing.T) {
 		"      - name: vf\n        exactly: {deviceClassName: fast.example.com, cuont: 2}\n" +
 		"      config:\n      - opaque:\n          driver: sriov.podlace.io\n          parameters:\n" +
 		"            apiVersion: sriov.podlace.io/v1alpha1\n            kind: VFConfig\n            vlann: 1\n            mtu: 1\n            ключ: 1\n    tail: 1\n    tail: 2\n"
-	dir := writeFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim,
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "m.yaml": "kind: List\nitems:\n- " + claim,
 		"twice.yaml": "kind: Pod\nkind: Pod\n"})
 	t.Chdir(dir)
 	_, _, stderr := run("check-claim", "m.yaml", "--config-file", "config.json", "--resource-prefix", "example.com")

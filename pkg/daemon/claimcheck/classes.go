@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -30,7 +31,7 @@ func newClasses() *cobra.Command {
 	cmd := &cobra.Command{Use: "classes", Short: "Print the DeviceClasses of the resources with \"api\": \"dra\"", Long: classesHelp,
 		Example: "  sriov-device-plugin classes\n  sriov-device-plugin classes --config-file config.json | kubectl apply -f -", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := o.parse()
+			config, err := poolfile.Read(o.Source)
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // draConfig is a device plugin configuration with one resource of each kind.
@@ -18,22 +20,10 @@ const draConfig = `{"resourceList": [
   {"resourceName": "Open_1", "resourcePrefix": "example.org", "api": "dra", "selectors": {"pfNames": ["ens1f0"]}},
   {"resourceName": "old", "selectors": {"pfNames": ["ens2f0"]}}]}`
 
-// writeFiles writes files into a new temporary folder and returns the folder's path.
-func writeFiles(t *testing.T, files map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
 // TestClasses compares the printed classes with a golden file. The test integration/dra-sim validates the golden file with the code of the
 // API server, so kubectl accepts the file.
 func TestClasses(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"config.json": draConfig})
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig})
 	status, stdout, stderr := run("classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")
 	want, err := os.ReadFile("testdata/classes.yaml")
 	if err != nil {
@@ -52,7 +42,7 @@ func TestClassesRefused(t *testing.T) {
 		`{"resourceList": [{"resourceName": "a_b", "api": "dra"}, {"resourceName": "A-b", "api": "dra"}]}`: "have the same class name, a-b.intel.com: rename one",
 		`{"resourceList": [{"resourceName": "a", "api": "dra", "vf": {"vlann": 1}}]}`:                      "resourceList[0].vf.vlann: unknown key",
 	} {
-		dir := writeFiles(t, map[string]string{"config.json": config})
+		dir := pcitest.WriteFiles(t, map[string]string{"config.json": config})
 		status, stdout, stderr := run("classes", "--config-file", filepath.Join(dir, "config.json"))
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, says) {
 			t.Errorf("%s: status %d, %s%s", config, status, stdout, stderr)

@@ -13,12 +13,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/store"
 )
 
 // The exit statuses are those of podlace.
@@ -77,21 +78,9 @@ func Run(args []string, stdin io.Reader, stdout, stderr io.Writer) (status int, 
 // addConfig adds the flags that select the configuration of the device plugin.
 func (o *options) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
-	cmd.Flags().StringVar(&o.File, "config-file", "/etc/pcidp/config.json", "configuration of the device plugin")
-	cmd.Flags().StringVar(&o.Prefix, "resource-prefix", "intel.com", "prefix of resources that have no resourcePrefix")
-	cmd.Flags().StringVar(&o.Host, "node-name", cmp.Or(os.Getenv("NODE_NAME"), host), "name of this node in the configuration; without NODE_NAME the host name")
-	cmd.Flags().Lookup("node-name").DefValue = "$NODE_NAME"
-}
-
-func (o *options) parse() (*pool.Config, error) {
-	data, err := store.ReadFile(o.File)
-	if err == nil {
-		var config *pool.Config
-		if config, err = pool.Parse(o.Source, data); err == nil {
-			return config, nil
-		}
-	}
-	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
+	poolfile.AddFlags(cmd.Flags().StringVar, &o.Source, cmp.Or(os.Getenv("NODE_NAME"), host))
+	name := cmd.Flags().Lookup("node-name")
+	name.DefValue, name.Usage = "$NODE_NAME", name.Usage+"; without NODE_NAME the host name"
 }
 
 const checkClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and pod
@@ -131,7 +120,7 @@ func (o *options) check(cmd *cobra.Command, files []string) error {
 	if o.output != "table" && o.output != "json" {
 		return fmt.Errorf("--output %q: want table or json", o.output)
 	}
-	config, err := o.parse()
+	config, err := poolfile.Read(o.Source)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && o.slices != "" && !cmd.Flags().Changed("config-file"):
 		config = &pool.Config{} // a cluster may be checked from a machine that is no node
@@ -145,7 +134,7 @@ func (o *options) check(cmd *cobra.Command, files []string) error {
 	err = c.read(cmd.InOrStdin(), o.classFiles, files)
 	c.checkAll()
 	if c.checked == 0 && len(c.problems) == 0 && err == nil {
-		return fmt.Errorf("%s: no ResourceClaim, ResourceClaimTemplate, DeviceClass or Pod with claims", files[0])
+		return fmt.Errorf("%s: nothing to check: want a ResourceClaim, ResourceClaimTemplate, DeviceClass, or a Pod with claims", strings.Join(files, ", "))
 	}
 	if err = errors.Join(err, c.print(o.output, cmd.OutOrStdout(), cmd.ErrOrStderr())); err == nil && len(c.problems) > 0 {
 		return errProblems

@@ -9,12 +9,15 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/dra"
@@ -37,7 +40,9 @@ func (a attribute) expression() string {
 // device is a device of a ResourceSlice.
 type device struct {
 	resourceapi.Device
-	driver, node, pool string
+	driver, pool string
+	node         string // "" for each node
+	selected     bool   // a nodeSelector says which nodes have it
 }
 
 func (d device) resource() string {
@@ -83,15 +88,15 @@ type cluster struct {
 func newCluster(list []*resourceapi.ResourceSlice, example bool) cluster {
 	c := cluster{slices: list, example: example, values: map[attribute]map[any]bool{}, drivers: map[string]bool{}}
 	for _, s := range list {
-		node := ""
-		if s.Spec.NodeName != nil {
-			node = *s.Spec.NodeName
-		}
-		if !slices.Contains(c.nodes, node) {
-			c.nodes = append(c.nodes, node)
-		}
-		for _, d := range s.Spec.Devices {
-			one := device{d, s.Spec.Driver, node, s.Spec.Pool.Name}
+		whole := spread(&s.Spec.NodeSelector, &s.Spec.AllNodes)
+		for i := range s.Spec.Devices {
+			d := &s.Spec.Devices[i]
+			one := device{driver: s.Spec.Driver, pool: s.Spec.Pool.Name, node: ptr.Deref(cmp.Or(d.NodeName, s.Spec.NodeName), ""),
+				selected: spread(&d.NodeSelector, &d.AllNodes) || whole}
+			one.Device = *d
+			if one.node != "" && !slices.Contains(c.nodes, one.node) {
+				c.nodes = append(c.nodes, one.node)
+			}
 			c.devices, c.drivers[s.Spec.Driver] = append(c.devices, one), true
 			for a, value := range one.attributes() {
 				if c.values[a] == nil {
@@ -101,7 +106,19 @@ func newCluster(list []*resourceapi.ResourceSlice, example bool) cluster {
 			}
 		}
 	}
+	if len(c.nodes) == 0 {
+		c.nodes = []string{""} // any node
+	}
 	return c
+}
+
+// spread puts devices within reach of all nodes if a nodeSelector selects their nodes. Slices do not contain the labels of nodes.
+func spread(selector **corev1.NodeSelector, all **bool) bool {
+	if *selector == nil {
+		return false
+	}
+	*selector, *all = nil, ptr.To(true)
+	return true
 }
 
 // literals returns the values that devices have for an attribute, as CEL writes them.
@@ -201,8 +218,11 @@ func readSlices(name string) (list []*resourceapi.ResourceSlice, err error) {
 func (o *options) nodeInventory(config *pool.Config) (i dra.Inventory, err error) {
 	i.Snapshot, err = pci.Scan(o.sysfs)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // a machine without PCI
-		return i, nil
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Stat(o.sysfs); err != nil {
+			return i, fmt.Errorf("--sysfs: %w: want the folder where sysfs is mounted, such as /sys", err)
+		}
+		return i, nil // a machine without PCI
 	case err != nil:
 		return i, err
 	}

@@ -34,7 +34,11 @@ func TestCheckClaimLimits(t *testing.T) {
 	for _, c := range []struct{ name, manifest, says string }{
 		{"eth0", claimNamed("c", "ifName: eth0"), at + `config[0].opaque.parameters.ifName: "eth0": every pod already has an interface of this name`},
 		{"lo", claimNamed("c", "ifName: lo"), `ifName: "lo": every pod`},
-		{"33 VFs", requests("{name: vf, exactly: {" + class + ", count: 33}}"), at + "requests: request vf: adding 33 devices exceeds the claim limit of 32"},
+		{"33 VFs", requests("{name: vf, exactly: {" + class + ", count: 33}}"), at + "requests[0].exactly.count: 33: want 1-32, as many devices as a claim can have"},
+		{"many VFs", requests("{name: vf, exactly: {" + class + ", count: 99999999999}}"), "count: 99999999999: want 1-32"},
+		{"no name", strings.Replace(claimOf(oneVF), "name: c, ", "", 1), "ResourceClaim shop/: metadata.name is missing"},
+		{"pod without a name", claimOf(oneVF) + strings.Replace(podOf("Pod", "{name: one, resourceClaimName: c}"), "name: web, ", "", 1),
+			"Pod shop/: metadata.name is missing"},
 		{"31 and 2 VFs", requests("{name: a, exactly: {" + class + ", count: 31}}, {name: b, firstAvailable: [{name: big, " + class +
 			", count: 9}, {name: small, " + class + ", count: 2}]}"), at + "requests: request b: adding 2 devices exceeds the claim limit of 32, with 31 already"},
 		{"one MAC for two requests", requests("{name: a, exactly: {"+class+"}}, {name: b, exactly: {"+class+"}}") + "    config:\n" +
@@ -147,6 +151,7 @@ spec:
 			podOf("Deployment", strings.Replace(twice, "two, resourceClaimName: a", "two, resourceClaimName: b", 1)), ""},
 		{"alternatives", claimOf("    requests: [{name: a, firstAvailable: [{name: fast, deviceClassName: fast.example.com}, " +
 			"{name: open, deviceClassName: open-1.example.org}]}]\n    config:\n" + parameters("", `mac: "02:00:00:00:00:01"`)), ""},
+		{"generated name", strings.Replace(claimOf(oneVF), "name: c", "generateName: c", 1), ""},
 		{"32 VFs", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, count: 32}}]\n"), ""},
 		{"key of a newer version", claimOf(oneVF) + "  zzzzzzzzzzzzzzzz: 1\n", "spec.zzzzzzzzzzzzzzzz: this version of sriov-device-plugin does not know the key"},
 		{"only a class", qos[:strings.Index(qos, "---\napiVersion: resource.k8s.io/v1\nkind: ResourceClaim\n")], ""},

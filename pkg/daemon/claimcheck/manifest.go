@@ -65,7 +65,11 @@ func (m manifest) at(key string) string {
 func (c *checker) readManifests(stdin io.Reader, name string) (all []manifest, err error) {
 	files, err := yamlfile.Files(stdin, name)
 	for _, f := range files {
-		all = append(all, c.parseManifests(f.Name, f.Data)...)
+		before := len(c.problems)
+		found := c.parseManifests(f.Name, f.Data)
+		if all = append(all, found...); len(found) == 0 && len(c.problems) == before {
+			c.notice("%s contains no object, so there was nothing to check", f.Name)
+		}
 	}
 	return all, err
 }

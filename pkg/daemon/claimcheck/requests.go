@@ -4,9 +4,9 @@ package claimcheck
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -64,14 +64,15 @@ func (o option) resources() (names []string) {
 	return names
 }
 
-// most returns how many devices of one node match at most.
-func (o option) most() (most int64) {
+// most returns how many devices within reach of one node match at most.
+func (o option) most() int64 {
 	of := map[string]int64{}
 	for _, d := range o.matched {
 		of[d.node]++
-		most = max(most, of[d.node])
 	}
-	return most
+	shared := of[""]
+	of[""] = 0
+	return shared + slices.Max(slices.Collect(maps.Values(of)))
 }
 
 // shortage says how many devices a request wants, and how many the best node has.
@@ -83,12 +84,16 @@ func (o option) isAdmin() bool { return o.AdminAccess != nil && *o.AdminAccess }
 
 // devices describes in words how many VFs an option gets.
 func (o option) devices() string {
-	text := "1 VF"
+	what := "VF"
+	if len(o.matched) > 0 && o.matched[0].driver != claim.Driver {
+		what = "device"
+	}
+	text := "1 " + what
 	switch {
 	case o.AllocationMode == resourceapi.DeviceAllocationModeAll:
-		text = "all VFs"
+		text = "all " + what + "s"
 	case o.Count > 1:
-		text = strconv.FormatInt(o.Count, 10) + " VFs"
+		text = fmt.Sprintf("%d %ss", o.Count, what)
 	}
 	if o.isAdmin() {
 		text += " (admin access)"
@@ -145,8 +150,9 @@ func (c *checker) checkRequests(m manifest, path string, d resourceapi.DeviceCla
 		if _, err := strict.OneOf("ExactCount", "All")(string(o.AllocationMode)); err != nil {
 			c.fail("%s: %q: want ExactCount or All", m.at(o.path+".allocationMode"), o.AllocationMode)
 		}
-		if o.Count < 0 || o.Count > 0 && o.AllocationMode == resourceapi.DeviceAllocationModeAll {
-			c.fail("%s: %d: want at least 1, and none with allocationMode All", m.at(o.path+".count"), o.Count)
+		all := o.AllocationMode == resourceapi.DeviceAllocationModeAll
+		if most := int64(resourceapi.AllocationResultsMaxSize); o.Count < 0 || o.Count > most || o.Count > 0 && all {
+			c.fail("%s: %d: want 1-%d, as many devices as a claim can have, and no count with allocationMode All", m.at(o.path+".count"), o.Count, most)
 		}
 	}
 	if len(all) == 0 {
@@ -232,6 +238,10 @@ func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong b
 	case !ok:
 	case len(matched) > 0:
 		c.checkValues(o.selectors, c.notice)
+		if i := slices.IndexFunc(matched, func(d device) bool { return d.selected }); i >= 0 {
+			c.notice("%s: the nodes of pool %s are not known (nodeSelector), so the devices of %s were taken to be within reach of each node",
+				m.at(o.path), matched[i].pool, matched[i].driver)
+		}
 	case !c.checkValues(o.selectors, c.lack):
 		c.lack("%s: the selectors of class and request match no device", m.at(o.path))
 	}

@@ -126,11 +126,11 @@ func TestUnheld(t *testing.T) {
 
 // TestNode checks claims against the devices of this node, and against examples on a node without VFs.
 func TestNode(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"config.json": draConfig,
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "empty.yaml": "# nothing\n",
 		"fits.yaml": selecting(`device.attributes["sriov.podlace.io"].pf == "ens0f0"`), "other.yaml": selecting(`device.attributes["sriov.podlace.io"].pf == "ens9f0"`)})
-	check := func(file, sysfs string) (int, string, string) {
-		return run("check-claim", filepath.Join(dir, file), "--config-file", filepath.Join(dir, "config.json"),
-			"--resource-prefix", "example.com", "--sysfs", sysfs, "--node-name", "node-1")
+	check := func(file, sysfs string, more ...string) (int, string, string) {
+		return run(append([]string{"check-claim", filepath.Join(dir, file), "--config-file", filepath.Join(dir, "config.json"),
+			"--resource-prefix", "example.com", "--sysfs", sysfs, "--node-name", "node-1"}, more...)...)
 	}
 	cards := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	for _, c := range []struct {
@@ -145,6 +145,17 @@ func TestNode(t *testing.T) {
 		if status != c.status || !strings.Contains(stderr, c.says) || strings.Contains(stdout, "1 VF of example.com/fast") != (status == 0) {
 			t.Errorf("%s: status %d, %s%s", c.file, status, stdout, stderr)
 		}
+	}
+	for says, args := range map[string][]string{
+		"--sysfs: stat /nope: no such file or directory: want the folder where sysfs is mounted": {"--sysfs", "/nope"},
+		`--node-name "x y": want the name of a Node object`:                                      {"--node-name", "x y"},
+	} {
+		if status, _, stderr := check("fits.yaml", cards, args...); status != exitFailed || !strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %s", args, status, stderr)
+		}
+	}
+	if status, _, stderr := check("fits.yaml", cards, filepath.Join(dir, "empty.yaml")); status != 0 || !strings.Contains(stderr, "empty.yaml contains no object") {
+		t.Errorf("an empty file: status %d, %s", status, stderr)
 	}
 }
 
@@ -161,7 +172,7 @@ spec:
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: nic}\nspec: {selectors: [{cel: {expression: 'device.driver == " +
 		`"dra.net" && device.attributes["dra.net"].ifName == "eth1"'}}]}` + "\n---\n"
 	for config, want := range map[string]int{"dra.net": 0, "sriovnetwork.k8snetworkplumbingwg.io": exitProblems} {
-		dir := writeFiles(t, map[string]string{"s.yaml": slice, "config.json": draConfig, "m.yaml": class +
+		dir := pcitest.WriteFiles(t, map[string]string{"s.yaml": slice, "config.json": draConfig, "m.yaml": class +
 			claimOf("    requests: [{name: a, exactly: {deviceClassName: nic}}]\n    config: [{opaque: {driver: "+config+", parameters: {}}}]\n")})
 		status, _, stderr := run("check-claim", dir+"/m.yaml", "--slices", dir+"/s.yaml", "--config-file", dir+"/config.json")
 		if status != want || (stderr == "") != (want == 0) {
@@ -172,12 +183,45 @@ spec:
 
 // TestSlicesFile checks that a file without ResourceSlices is refused, and that a cluster can be checked without a configuration.
 func TestSlicesFile(t *testing.T) {
-	t.Chdir(writeFiles(t, map[string]string{"s.json": publishedSlices(t), "old.yaml": "kind: ResourceSlice\napiVersion: resource.k8s.io/v1beta1\n",
+	t.Chdir(pcitest.WriteFiles(t, map[string]string{"s.json": publishedSlices(t), "old.yaml": "kind: ResourceSlice\napiVersion: resource.k8s.io/v1beta1\n",
 		"m.yaml": claimOf(oneVF + "    config:\n" + parameters("", "vlan: 7")), "none.yaml": "kind: Pod\n"}))
 	for file, says := range map[string]string{"none.yaml": "no ResourceSlice: write it with 'kubectl get resourceslices -o json'",
 		"old.yaml": "want a ResourceSlice of resource.k8s.io/v1", "s.json": `class "fast.example.com" is not known, so the settings`} {
-		if status, _, stderr := run("check-claim", "m.yaml", "--slices", file); status == 0 || !strings.Contains(stderr, says) {
+		if status, _, stderr := run("check-claim", "m.yaml", "--slices", file); status == 0 || !strings.Contains(stderr, says) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%s: status %d, %s", file, status, stderr)
+		}
+	}
+}
+
+// TestSharedPools checks claims against slices that are not those of one node: a pool that several nodes share, and devices with nodes of
+// their own. The pool of the VFs has another name than their node.
+func TestSharedPools(t *testing.T) {
+	const slice = "---\nkind: ResourceSlice\napiVersion: resource.k8s.io/v1\nmetadata: {name: %[1]s}\nspec: {driver: %[1]s.example.com, %[2]s, " +
+		"pool: {name: %[1]s, generation: 1, resourceSliceCount: 1}, devices: [%[3]s]}\n---\nkind: DeviceClass\napiVersion: resource.k8s.io/v1\n" +
+		"metadata: {name: %[1]s}\nspec: {selectors: [{cel: {expression: 'device.driver == \"%[1]s.example.com\"'}}]}\n"
+	const selected = "nodeSelector: {nodeSelectorTerms: [{matchExpressions: [{key: rack, operator: In, values: [a]}]}]}"
+	shared := fmt.Sprintf(slice, "fabric", selected, "{name: p0}") +
+		fmt.Sprintf(slice, "gpu", "perDeviceNodeSelection: true", "{name: g0, nodeName: node-1}, {name: g1, nodeName: node-2}, {name: g2, allNodes: true}, "+
+			"{name: g3, nodeName: node-2}, {name: g4, nodeName: node-2}")
+	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "shared.yaml": shared,
+		"slices/a.json": strings.ReplaceAll(publishedSlices(t), `"pool":{"name":"node-1"`, `"pool":{"name":"rack-7"`), "slices/b.yaml": shared})
+	const fabric = "the nodes of pool fabric are not known (nodeSelector), so the devices of fabric.example.com were taken to be within reach of each node"
+	for _, c := range []struct {
+		request, says string
+		lines, status int
+	}{
+		{"{name: port, exactly: {deviceClassName: fabric}}", "notice: m.yaml: ResourceClaim shop/c: spec.devices.requests[1].exactly: " + fabric, 1, 0},
+		{"{name: gpu, exactly: {deviceClassName: gpu, count: 2}}", "", 0, 0},
+		{"{name: gpu, exactly: {deviceClassName: gpu, count: 5}}", "it wants 5 devices, and at most 4 of a node match its class and selectors", 1, 1},
+		{"{name: gpu, exactly: {deviceClassName: gpu, count: 3}}", "spec.devices.requests: a node can hold each request, but no node all of them", 1, 1},
+	} {
+		m := pcitest.WriteFiles(t, map[string]string{"m.yaml": claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}, " + c.request + "]\n")})
+		status, stdout, stderr := run("check-claim", m+"/m.yaml", "--class", dir+"/shared.yaml", "--slices", dir+"/slices", "--config-file", dir+"/config.json",
+			"--resource-prefix", "example.com")
+		stderr = position.ReplaceAllString(strings.ReplaceAll(stderr, m+"/", ""), "m.yaml: ")
+		if status != c.status || strings.Count(stderr, "\n") != c.lines || !strings.Contains(stderr, c.says) ||
+			strings.Contains(stdout, "request vf: 1 VF of example.com/fast") != (status == 0) {
+			t.Errorf("%s: status %d, %s%s", c.request, status, stdout, stderr)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 	"github.com/podlace/podlace/pkg/daemon/probes"
 	cni "github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/poddevices"
@@ -28,8 +29,6 @@ import (
 
 // The following constants are the default values of the flags.
 const (
-	defaultConfig  = "/etc/pcidp/config.json"
-	defaultPrefix  = "intel.com"
 	defaultKubelet = "/var/lib/kubelet"
 	defaultPlugins = "/var/lib/kubelet/device-plugins"
 	defaultDev     = "/dev"
@@ -89,8 +88,8 @@ type commandLine struct {
 func (c *commandLine) defineFlags(output io.Writer) *flag.FlagSet {
 	f := flag.NewFlagSet("sriov-device-plugin", flag.ContinueOnError)
 	f.SetOutput(output)
-	f.StringVar(&c.ConfigFile, "config-file", defaultConfig, "configuration of the pools in JSON; read again when it changes and on SIGHUP")
-	f.StringVar(&c.Prefix, "resource-prefix", defaultPrefix, "default prefix of resource names")
+	f.StringVar(&c.ConfigFile, "config-file", poolfile.Default, "configuration of the pools in JSON; read again when it changes and on SIGHUP")
+	f.StringVar(&c.Prefix, "resource-prefix", poolfile.DefaultPrefix, "default prefix of resource names")
 	f.BoolVar(&c.UseCDI, "use-cdi", false, "pass device files by CDI annotations unless the configuration says otherwise")
 	f.StringVar(&c.Host, "node-name", nodeName(), "name of this node; entries of the configuration with \"hosts\" apply if they match it")
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "",
