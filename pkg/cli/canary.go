@@ -82,6 +82,9 @@ func firstConflist(dir string) (file string, unusable []string, err error) {
 func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
 	folders := doctor.Folders(doctor.Options{BinDir: f.plugins})
 	f.plugins = folders.BinDir
+	if info, err := os.Stat(f.plugins); err != nil || !info.IsDir() {
+		return fmt.Errorf("there is no folder %s with plugins: name one with --plugins", f.plugins)
+	}
 	notes, err := []string(nil), error(nil)
 	if f.conflist == "" {
 		if f.conflist, notes, err = firstConflist(folders.ConfDir); err != nil {

@@ -59,9 +59,9 @@ func TestRevision(t *testing.T) {
 func TestRefusedCommands(t *testing.T) {
 	dir := pcitest.WriteFiles(t, map[string]string{"bad.conflist": `{"name": "a", "plugins": []}`})
 	bad := filepath.Join(dir, "bad.conflist")
-	canary := bad + ": "
+	canary, noFolder := bad+": ", "there is no folder "+bad+" with plugins: name one with --plugins\n"
 	if os.Geteuid() != 0 {
-		canary = "run it as root"
+		canary, noFolder = "run it as root", "run it as root"
 	}
 	for name, test := range map[string]struct {
 		args []string
@@ -75,7 +75,8 @@ func TestRefusedCommands(t *testing.T) {
 		"no plugins":        {[]string{"trace", "--plugins", dir}, "no executable bandwidth, bridge, host-local, portmap"},
 		"no such conflist":  {[]string{"trace", filepath.Join(dir, "none.conflist")}, "no such file"},
 		"trace, no plugin":  {[]string{"trace", bad}, bad + ": "},
-		"canary, no plugin": {[]string{"canary", "--conflist", bad}, canary},
+		"canary, no plugin": {[]string{"canary", "--conflist", bad, "--plugins", dir}, canary},
+		"canary, no folder": {[]string{"canary", "--plugins", bad}, noFolder},
 		"output of gc":      {[]string{"gc", "-o", "xml"}, `--output" flag: want table`},
 		"output of ls":      {[]string{"ls", "-o", "xml"}, `--output" flag: want table`},
 		"surplus argument":  {[]string{"ls", "shop/web"}, "podlace: podlace ls takes no argument: \"shop/web\"\n"},

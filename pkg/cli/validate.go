@@ -27,7 +27,8 @@ of several files are compared with one another.
 
 With --node the subnets are compared with those of this node.
 
-Exit status: 0 without errors, 1 with an error, 2 if a file could not be read.`
+Exit status: 0 without errors, 1 with an error, 2 if a file could not be read or a
+folder has none.`
 
 const validateExample = `  podlace validate /etc/cni/net.d
   podlace validate conf/10-podlace.conflist pod.yaml

@@ -23,4 +23,11 @@ func TestUnreadable(t *testing.T) {
 			t.Errorf("%q: status %d, %s\n%s", args, status, stdout, stderr)
 		}
 	}
+	empty := filepath.Join(dir, "net.d")
+	if err := os.Mkdir(empty, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if status, stdout, stderr := run("validate", empty); status != exitFailed || !strings.Contains(stderr, empty+": the folder has no file") {
+		t.Errorf("empty folder: status %d, %s\n%s", status, stdout, stderr)
+	}
 }

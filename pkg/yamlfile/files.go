@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -44,12 +45,16 @@ func Files(stdin io.Reader, name string) (files []File, err error) {
 	names := []string{name}
 	if info, statErr := os.Stat(name); statErr == nil && info.IsDir() {
 		names = nil
+		extensions := []string{".conflist", ".conf", ".json", ".yaml", ".yml"} // that container runtimes or kubectl would read
 		var entries []os.DirEntry
 		entries, err = os.ReadDir(name)
-		for _, e := range entries { // those that container runtimes or kubectl would read
-			if slices.Contains([]string{".conflist", ".conf", ".json", ".yaml", ".yml"}, filepath.Ext(e.Name())) && !e.IsDir() {
+		for _, e := range entries {
+			if slices.Contains(extensions, filepath.Ext(e.Name())) && !e.IsDir() {
 				names = append(names, filepath.Join(name, e.Name()))
 			}
+		}
+		if len(names) == 0 && err == nil {
+			err = fmt.Errorf("%s: the folder has no file that ends in %s", name, strings.Join(extensions, ", "))
 		}
 	}
 	for _, name := range names {

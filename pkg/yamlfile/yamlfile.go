@@ -5,6 +5,7 @@ package yamlfile
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,6 +62,7 @@ type yamlReader struct {
 	left int // values that may still follow
 }
 
+// read() converts a node. Words are read as in YAML 1.1, which kubectl uses.
 func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -87,7 +89,11 @@ func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value
 	var data any
 	_ = n.Decode(&data) // a text that does not fit its tag stays a text
 	switch data.(type) {
-	case nil, bool, string:
+	case nil, bool:
+	case string:
+		if word := false; n.Style == 0 && n.Decode(&word) == nil { // yes, no, on, off, y and n
+			data = word
+		}
 	case int, int64, uint64, float64:
 		data = json.Number(fmt.Sprint(data))
 	default:
@@ -102,9 +108,11 @@ func (r *yamlReader) object(n *yaml.Node, path string, depth int) (object strict
 	later := map[string]bool{}
 	for i := len(n.Content) - 2; i >= 0; i -= 2 {
 		key := n.Content[i]
-		place := strict.Place{File: r.File, Line: key.Line, Column: key.Column, Key: strict.Under(path, key.Value)}
+		place := strict.Place{File: r.File, Line: key.Line, Column: key.Column}
+		name := cmp.Or(r.read(key, place, depth+1).Text(), key.Value) // the key on is true
+		place.Key = strict.Under(path, name)
 		v := r.read(n.Content[i+1], place, depth+1)
-		if v.Name = key.Value; key.Tag != "!!merge" || len(r.Problems) > 0 {
+		if v.Name = name; key.Tag != "!!merge" || len(r.Problems) > 0 {
 			object, later[v.Name] = append(object, v), true
 			continue
 		}

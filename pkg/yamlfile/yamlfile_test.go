@@ -43,6 +43,24 @@ func TestMerges(t *testing.T) {
 	}
 }
 
+// TestWords checks that Read takes the same words as kubectl for booleans, numbers and texts.
+func TestWords(t *testing.T) {
+	for _, word := range strings.Fields("on On ON oN off Off OFF yes Yes YES no No NO y Y n N true TRUE tRUE 010 0b11 1_000 1:30 !!str|on 'yes' \"no\" no-way") {
+		word = strings.ReplaceAll(word, "|", " ")
+		for _, text := range []string{"a: " + word, word + ": 1", "- " + word, "a: &a " + word + "\nb: *a", "a: |\n  " + word} {
+			documents, err := Read("f", []byte(text))
+			if err != nil {
+				t.Errorf("%s: %v", text, err)
+				continue
+			}
+			got, _ := json.Marshal(documents[0])
+			if want, err := yaml.YAMLToJSON([]byte(text)); err != nil || string(got) != string(want) {
+				t.Errorf("%s: got %s, want %s (%v)", text, got, want, err)
+			}
+		}
+	}
+}
+
 // TestRefused checks that Read refuses what has no value.
 func TestRefused(t *testing.T) {
 	nested := func(levels int) string { return strings.Repeat("[", levels) + strings.Repeat("]", levels) }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,7 +26,7 @@ func (c *checker) manifests(t part) {
 	c.claims = false
 	r := strict.Report{File: t.file}
 	for _, d := range documents {
-		known += c.object(t, d)
+		known += c.object(t, d, "")
 		r.Duplicates(d)
 	}
 	for _, p := range r.Problems {
@@ -50,14 +51,29 @@ func podTemplates() map[string][]string {
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses.
-func (c *checker) object(t part, o strict.Value) (known int) {
-	kind := o.Get("kind").Text()
-	if list := o.Get("items"); list.Data != nil && strings.HasSuffix(kind, "List") {
-		for _, item := range list.Items() {
-			known += c.object(t, item)
+// The method items() checks the items of a list of Kubernetes objects. An API server leaves the kind out in those of a list of one kind.
+func (c *checker) items(t part, list strict.Value, kind string) (known int) {
+	items, ok := list.Get("items").Data.(strict.List)
+	if !ok {
+		c.add(t, list.At(strings.TrimPrefix(list.Key+".items", ".")), wrongType, true, "%s: want a list of objects", list.Get("items"))
+		return 1
+	}
+	for _, item := range items {
+		if kind == "" && item.Get("kind").Text() == "" {
+			c.add(t, item.Place, wrongType, true, "%s: want an object with a kind", item)
+			known++
 		}
-		return known
+		known += c.object(t, item, kind)
+	}
+	return known
+}
+
+// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses. The last argument is its kind unless
+// it names one itself.
+func (c *checker) object(t part, o strict.Value, kind string) (known int) {
+	kind = cmp.Or(o.Get("kind").Text(), kind)
+	if of, ok := strings.CutSuffix(kind, "List"); ok {
+		return c.items(t, o, of)
 	}
 	t.object, t.key = o.Key+".", strings.TrimSpace(kind+" "+o.Get("metadata", "name").Text())
 	if path, ok := podTemplates()[kind]; ok {
@@ -127,6 +143,7 @@ func (c *checker) pod(t part, object strict.Value, path []string) {
 	pod := object.Get(path...)
 	spec := pod.Get("spec")
 	annotations, _ := pod.Get("metadata", "annotations").Data.(strict.Object)
+	c.podKeys(t, pod)
 	for _, a := range annotations {
 		c.annotation(t, a, spec.Get("hostNetwork").Data == true)
 	}
@@ -148,6 +165,43 @@ func (c *checker) pod(t part, object strict.Value, path []string) {
 	c.hostPorts(t, spec)
 }
 
+// podKeys contains the keys of a pod that decide about its network.
+type podKeys struct {
+	Metadata struct {
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec struct {
+		HostNetwork    bool            `json:"hostNetwork"`
+		InitContainers []containerKeys `json:"initContainers"`
+		Containers     []containerKeys `json:"containers"`
+	} `json:"spec"`
+}
+
+type containerKeys struct {
+	Ports []struct {
+		Name          string          `json:"name"`
+		HostPort      json.RawMessage `json:"hostPort"` // hostPort() checks it
+		ContainerPort int32           `json:"containerPort"`
+		Protocol      string          `json:"protocol"`
+		HostIP        string          `json:"hostIP"`
+	} `json:"ports"`
+}
+
+// The method podKeys() reports values of a wrong type, and unknown keys that resemble one of podKeys.
+func (c *checker) podKeys(t part, pod strict.Value) {
+	var r strict.Report
+	plugin.CheckKeys(&r, pod, reflect.TypeFor[podKeys](), func(v strict.Value, known []string) {
+		if near := strict.Nearest(v.Name, known); near != "" {
+			c.add(t, v.Place, plugin.UnknownKey, true, "unknown key; did you mean %s?", near)
+		}
+	})
+	for _, p := range r.Problems {
+		if p.Text != strict.Duplicate { // manifests() reports it
+			c.add(t, p.Place, wrongType, true, "%s", p.Text)
+		}
+	}
+}
+
 // limitKeys contains the annotations that define the bandwidth limits of a pod.
 var limitKeys = []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
 
@@ -158,9 +212,6 @@ func (c *checker) annotation(t part, a strict.Value, hostNetwork bool) {
 			c.add(t, a.Place, unknownAnnotation, false, "no program reads this annotation; did you mean %s?", near)
 		}
 		return
-	}
-	if _, ok := a.Data.(string); !ok {
-		c.add(t, a.Place, wrongType, true, "%s is no string: the API server refuses the pod; write \"%[1]s\"", a.Text())
 	}
 	if _, err := bandwidth.ParseRate(a.Text()); err != nil || a.Text() == "none" {
 		hint := "" // users of tc(8) may expect that m means mega
@@ -190,17 +241,8 @@ func (c *checker) hostPorts(t part, spec strict.Value) {
 	}
 }
 
-// portKeys contains the keys of a container port.
-var portKeys = []string{"name", "hostPort", "containerPort", "protocol", "hostIP"}
-
 // hostPort returns the port of the node that a container port uses. hostPort returns "" if the container port has no hostPort.
 func (c *checker) hostPort(t part, port strict.Value) string {
-	keys, _ := port.Data.(strict.Object)
-	for _, key := range keys {
-		if key.Name != "hostPort" && strict.Nearest(key.Name, portKeys) == "hostPort" {
-			c.add(t, key.Place, plugin.UnknownKey, true, "unknown key; did you mean hostPort?")
-		}
-	}
 	value := port.Get("hostPort")
 	host := value.Text()
 	if host == "" || host == "0" {

@@ -166,7 +166,7 @@ func TestOtherDriver(t *testing.T) {
 apiVersion: resource.k8s.io/v1
 metadata: {name: s}
 spec:
-  {driver: dra.net, nodeName: n, pool: {name: n, generation: 1, resourceSliceCount: 1},
+  {driver: dra.net, nodeName: host, pool: {name: host, generation: 1, resourceSliceCount: 1},
    devices: [{name: a, attributes: {ifName: {string: eth1}}}]}
 `
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: nic}\nspec: {selectors: [{cel: {expression: 'device.driver == " +
