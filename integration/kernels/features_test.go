@@ -83,8 +83,10 @@ func featureTable(t *testing.T, text string) (heading []string, rows [][]string)
 			rows = append(rows, cells)
 		}
 	}
-	t.Fatal("docs/INSTALL.md has no table with the column \"Feature of the kernel\"")
-	return nil, nil
+	if rows == nil {
+		t.Fatal("docs/INSTALL.md has no table with the column \"Feature of the kernel\"")
+	}
+	return heading, rows
 }
 
 // columnOf returns the column of the running kernel. A kernel that is newer than all columns is in the last of them.
