@@ -168,8 +168,8 @@ func (s *soakRun) statePaths() (list []string) {
 	return list
 }
 
-// checkFiles checks that docs/dev/STATE.md lists every file in the state folders. Each live pod must have records and leases, and no other pod
-// may have a record or a lease.
+// checkFiles checks that each file in the state folders belongs to a live pod, a network or a lock, and that each live pod has its records
+// and leases.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|^/run/podlace/\.[a-z_]+$`)
