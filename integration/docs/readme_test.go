@@ -48,12 +48,13 @@ const (
 	exampleHeading      = "Example"
 )
 
-// TestStructure checks that the README files of all CNI plugins have the same headings in the same order, so that a reader finds what he or
-// she looks for. A page leaves out a heading without content.
+// TestStructure checks that the README files of all CNI plugins have the same headings in the same order. A page leaves out a heading
+// without content.
 func TestStructure(t *testing.T) {
-	order := []string{exampleHeading, keysHeading, capabilitiesHeading, "Behaviour", errorsHeading, "Differences to the reference plugin", "Limits"}
+	const differences = "Differences to the reference plugin"
+	order := []string{exampleHeading, keysHeading, capabilitiesHeading, "Behaviour", errorsHeading, differences, "Limits"}
 	// The pages of host-local and sriov still have the former order.
-	former := []string{"Behaviour", keysHeading, capabilitiesHeading, "Result", errorsHeading, "Differences to the reference plugin", exampleHeading}
+	former := []string{"Behaviour", keysHeading, capabilitiesHeading, "Result", errorsHeading, differences, exampleHeading}
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
 		if d.headings[0] != plugin || !isSubsequence(d.headings[1:], order) && !slices.Equal(d.headings[1:], former) {
@@ -333,8 +334,8 @@ func compareError(t *testing.T, conf, shown codeBlock) {
 	}
 }
 
-// TestTracedExamples runs the first configuration of each page as its first `podlace trace` does. Each line that the page shows of the output
-// must occur in it, in the same order, with other times and names of links.
+// TestTracedExamples runs the first configuration of each page as its first 'podlace trace' does. The lines that the page shows must occur
+// in the output, in the same order, with other times and names of links.
 func TestTracedExamples(t *testing.T) {
 	traced := 0
 	for _, plugin := range cniPlugins(t) {
