@@ -215,13 +215,16 @@ func (a *Attachment) Remove() error {
 // Plugins returns the plugins that store records.
 func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov", "host-local"} }
 
-// RemoveWithLink deletes the records of the attachment that have WithLink. The caller must have deleted the link before.
+// RemoveWithLink deletes the records of other plugins about the attachment that have WithLink. The caller must have deleted the link before.
 func (a *Attachment) RemoveWithLink() error {
 	if a == nil {
 		return nil
 	}
 	var errs []error
 	for _, name := range Plugins() {
+		if name == a.plugin {
+			continue
+		}
 		if rec, err := readRecord(a.dir, name+"-"+a.Hash()); err == nil && rec.WithLink {
 			errs = append(errs, a.dir.Remove(name+"-"+a.Hash()))
 		}

@@ -66,12 +66,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	if att != nil {
-		st := state{IPAM: ipam.Object(r.Config)}
-		for _, ip := range ips {
-			p, _ := kernel.Prefix(&ip.Address)
-			st.Addresses = append(st.Addresses, p)
-		}
-		if err := att.Save(st); err != nil {
+		if err := att.Save(state{IPAM: ipam.Object(r.Config), Addresses: a.given}); err != nil {
 			return nil, err
 		}
 	}

@@ -196,7 +196,7 @@ func (l *leases) recordsOf(of plugin.Attachment) (list []attachment.Record) {
 		l.vfs = append([]attachment.Record{}, found...)
 	}
 	for _, rec := range l.vfs {
-		if _, ok := rec.Addresses()[of.IfName]; ok && rec.ContainerID == of.ContainerID && rec.Key != key {
+		if rec.ContainerID == of.ContainerID && rec.Key != key && rec.Addresses()[of.IfName] != nil {
 			list = append(list, rec)
 		}
 	}
