@@ -215,7 +215,7 @@ func (a *Attachment) Remove() error {
 // Plugins returns the plugins that store records.
 func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov", "host-local"} }
 
-// RemoveWithLink deletes the records of other plugins about the attachment that have WithLink. The caller must have deleted the link before.
+// RemoveWithLink deletes the records of other plugins about the attachment that have WithLink. The caller has deleted the link before.
 func (a *Attachment) RemoveWithLink() error {
 	if a == nil {
 		return nil

@@ -86,8 +86,8 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestRemoveWithLink checks that RemoveWithLink removes only records in which WithLink is true, and only records of the given attachment that
-// another plugin wrote.
+// TestRemoveWithLink checks that RemoveWithLink removes only records in which WithLink is true, and only those that another plugin wrote
+// about the given attachment.
 func TestRemoveWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}

@@ -106,8 +106,8 @@ func (l *leases) isReusable(set RangeSet, is lease) bool {
 }
 
 // reclaim takes a leased address of a set, if the lease is torn or of an earlier boot, the address has no route of its own, and nobody
-// answers for it. It deletes the other leases of an earlier boot for which nobody answers, so that the next ADDs need not ask again. It asks
-// for the oldest first.
+// answers for it. It deletes the other leases of an earlier boot for which nobody answers, so that the next ADDs need not ask again. It
+// asks for the oldest first.
 func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool, err error) {
 	slices.SortStableFunc(all, func(a, b lease) int { return a.written.Compare(b.written) })
 	var old []netip.Addr

@@ -108,8 +108,8 @@ func TestDelReadsOwnLeases(t *testing.T) {
 	}
 }
 
-// TestGCSpares: GC keeps the addresses of pods with unreadable records, and collects others. GC also keeps addresses that another plugin has
-// not released.
+// TestGCSpares: GC keeps the addresses of pods with unreadable records, and collects others. GC also keeps addresses that another plugin
+// has not released.
 func TestGCSpares(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
