@@ -25,9 +25,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -189,7 +188,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return rec, false, nil
 	}
-	if errno, ok := errors.AsType[unix.Errno](err); ok && errno != unix.EISDIR {
+	if errno := syscall.Errno(0); errors.As(err, &errno) && errno != syscall.EISDIR {
 		return rec, false, fmt.Errorf("read record %s: %w", path, err)
 	}
 	if err == nil {

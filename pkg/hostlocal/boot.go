@@ -3,9 +3,11 @@
 package hostlocal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -109,9 +111,18 @@ func (l *leases) isReusable(set RangeSet, is lease) bool {
 // answers for it. It deletes the other leases of an earlier boot for which nobody answers, so that the next ADDs need not ask again. It
 // asks for the oldest first.
 func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool, err error) {
-	slices.SortStableFunc(all, func(a, b lease) int { return a.written.Compare(b.written) })
-	var old []netip.Addr
+	candidates := map[netip.Addr]lease{}
 	for _, is := range all {
+		if is.torn() || is.written.Before(a.l.since) {
+			candidates[is.addr] = is
+		}
+	}
+	byTime := func(x, y netip.Addr) int {
+		return cmp.Or(candidates[x].written.Compare(candidates[y].written), x.Compare(y))
+	}
+	var old []netip.Addr
+	for _, addr := range slices.SortedFunc(maps.Keys(candidates), byTime) {
+		is := candidates[addr]
 		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) || a.isForeign(is.addr) {
 			continue
 		}

@@ -31,10 +31,7 @@ func podCIDRError(err error) error {
 }
 
 // NoPodCIDR reports whether an error disappears when the agent writes the file with the node's CIDRs.
-func NoPodCIDR(err error) bool {
-	_, ok := errors.AsType[noPodCIDRError](err)
-	return ok
-}
+func NoPodCIDR(err error) bool { return errors.As(err, new(noPodCIDRError)) }
 
 // noPodCIDRError wraps an error and keeps its text.
 type noPodCIDRError struct{ error }
