@@ -78,7 +78,8 @@ func (n *node) records() (found []Finding) {
 		return unknown("the records and leases", n.attachmentsErr)
 	}
 	if gone := n.attachmentsIn(reconcile.Gone); len(gone) > 0 {
-		found = append(found, Finding{Level: Warning, Code: "dead-attachments", What: fmt.Sprintf("attachments of pods that are gone: %d", len(gone)),
+		found = append(found, Finding{Level: Warning, Code: "dead-attachments",
+			What:        fmt.Sprintf("attachments of pods that are gone: %d", len(gone)),
 			Evidence:    fmt.Sprintf("for example container %s of network %q", gone[0].ContainerID, gone[0].Network),
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
@@ -86,7 +87,8 @@ func (n *node) records() (found []Finding) {
 	unleased, damaged, err := hostlocal.Unleased("")
 	found = append(found, unknown("the records", err)...)
 	if len(unleased) > 0 {
-		found = append(found, Finding{Level: Error, Code: "lease-missing", What: fmt.Sprintf("pods without a lease of their address: %d", len(unleased)),
+		found = append(found, Finding{Level: Error, Code: "lease-missing",
+			What:        fmt.Sprintf("pods without a lease of their address: %d", len(unleased)),
 			Evidence:    fmt.Sprintf("for example container %s of network %q", unleased[0].ContainerID, unleased[0].Network),
 			Consequence: "ADD may give the address to another pod",
 			Command:     "podlace reload"})
