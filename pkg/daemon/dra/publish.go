@@ -41,11 +41,6 @@ const (
 	jitter         = 0.3
 )
 
-// newBackoff returns the growing pauses between the attempts of a failing request.
-func newBackoff() wait.Backoff {
-	return wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: jitter, Steps: 10, Cap: lastRetry}
-}
-
 // The type publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired
 // slices and writes the differences. The publisher computes the desired slices. The publisher also logs failed requests and counts them in
 // metrics.
@@ -77,7 +72,7 @@ func newPublisher(d *Driver) *publisher {
 // publish() may be called more than once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
-	for backoff := newBackoff(); ctx.Err() == nil; {
+	for backoff := (wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: jitter, Steps: 10, Cap: lastRetry}); ctx.Err() == nil; {
 		_ = p.run(ctx) // noteResult has logged the error
 		select {
 		case <-ctx.Done():

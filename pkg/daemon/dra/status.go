@@ -5,6 +5,7 @@ package dra
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -14,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/watch"
@@ -29,7 +30,7 @@ const (
 	joinStatus = 200 * time.Millisecond
 	// statusPace is the pause after a write of claim status. The driver therefore writes the status of claims at most five times per second.
 	statusPace = 200 * time.Millisecond
-	// statusForbidden is the pause before the next write if the API server refused a write because of a missing permission.
+	// statusForbidden is the pause before the next write of a claim's status that the API server refused because of a missing permission.
 	statusForbidden = time.Hour
 
 	// maxStatusIPs is the maximum number of addresses that the API accepts for one device in the status of a claim.
@@ -44,14 +45,14 @@ const missingRight = `grant the verb patch on resourceclaims/status, and since K
 type statusWriter struct {
 	*Driver
 	began   time.Time
-	written map[string]string // by UID: comparedText of the claim's status in the API server
-	next    time.Time         // no status is written before that time
-	backoff wait.Backoff
-	warned  bool // the missing permission was logged
+	written map[string]string    // by UID: comparedText of the claim's status in the API server
+	next    map[string]time.Time // by UID: when the failed write of a claim's status is repeated
+	pauses  workqueue.TypedRateLimiter[string]
 }
 
 func newStatusWriter(d *Driver) *statusWriter {
-	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, backoff: newBackoff()}
+	return &statusWriter{Driver: d, began: time.Now().Truncate(time.Second), written: map[string]string{}, next: map[string]time.Time{},
+		pauses: workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)}
 }
 
 // statusLoop writes the status of claims after ADD or DEL has changed a journal. statusLoop runs until ctx is done. ADD does not wait until
@@ -67,15 +68,11 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}, d.options.Log)
 	for ctx.Err() == nil {
 		_, news := d.watchInventory()
-		var due <-chan time.Time
-		if w.writeAll(ctx); !w.next.IsZero() {
-			due = time.After(time.Until(w.next))
-		}
 		select {
 		case <-ctx.Done():
 		case <-journals:
 		case <-news:
-		case <-due:
+		case <-time.After(w.writeAll(ctx)):
 		}
 		select {
 		case <-ctx.Done():
@@ -84,46 +81,53 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}
 }
 
-// writeAll writes the status of each claim whose status has changed. After a failure, writeAll sets w.next to the time of the next attempt.
-func (w *statusWriter) writeAll(ctx context.Context) {
-	if time.Now().Before(w.next) {
-		return
-	}
-	w.next = time.Time{}
+// writeAll writes the status of each claim whose status has changed, and returns the time until the next write that must be repeated. A
+// failure delays only the status of its own claim.
+func (w *statusWriter) writeAll(ctx context.Context) (wait time.Duration) {
 	records, _ := w.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
 	if err != nil {
-		w.next = time.Now().Add(lastRetry)
-		return
+		return lastRetry
 	}
-	maps.DeleteFunc(w.written, func(uid, _ string) bool {
+	ended := func(uid string) bool {
 		return !slices.ContainsFunc(records, func(r claim.Record) bool { return r.Claim().UID == uid })
-	})
-	failed := false
+	}
+	maps.DeleteFunc(w.written, func(uid, _ string) bool { return ended(uid) })
+	maps.DeleteFunc(w.next, func(uid string, _ time.Time) bool { return ended(uid) })
+	wait = statusForbidden
 	for _, r := range records {
-		if ctx.Err() != nil || r.State == claim.Damaged {
-			continue
+		uid := r.Claim().UID
+		if ctx.Err() == nil && r.State != claim.Damaged && time.Now().After(w.next[uid]) {
+			w.noteWrite(r, w.writeOne(ctx, r, held))
 		}
-		err := w.writeOne(ctx, r, held)
-		if apierrors.IsForbidden(err) {
-			w.next = time.Now().Add(statusForbidden)
-			if !w.warned {
-				w.options.Log.Warn("cannot write the status of claims: the API server refuses it", "error", err, "hint", missingRight)
-			}
-			w.warned = true
-			return
-		}
-		failed = failed || err != nil
-		if w.failures.isDue("status "+r.Claim().UID, err, time.Now()) {
-			w.options.Log.Warn("could not write the status of a claim", "claim", r.String(), "error", err)
+		if next, ok := w.next[uid]; ok {
+			wait = min(wait, time.Until(next))
 		}
 	}
-	if !failed {
-		w.backoff = newBackoff()
-		return
-	}
-	w.next = time.Now().Add(w.backoff.Step())
+	return wait
 }
+
+// noteWrite logs a failed write of a claim's status and determines when it is repeated. A missing permission usually concerns all claims, so
+// it is logged once for all.
+func (w *statusWriter) noteWrite(r claim.Record, err error) {
+	uid, key, hint := r.Claim().UID, "status "+r.Claim().UID, "the write is repeated"
+	logged := err
+	switch {
+	case err == nil:
+		w.pauses.Forget(uid)
+		delete(w.next, uid)
+	case apierrors.IsForbidden(err):
+		key, logged, hint = "status", errForbidden, missingRight
+		w.next[uid] = time.Now().Add(statusForbidden)
+	default:
+		w.next[uid] = time.Now().Add(w.pauses.When(uid))
+	}
+	if w.failures.isDue(key, logged, time.Now()) {
+		w.options.Log.Warn("could not write the status of a claim", "claim", r.String(), "error", err, "hint", hint)
+	}
+}
+
+var errForbidden = errors.New("forbidden")
 
 // writeOne writes the status of the claim of a record, unless the API server already has the same status.
 func (w *statusWriter) writeOne(ctx context.Context, r claim.Record, held []sriov.Holding) error {

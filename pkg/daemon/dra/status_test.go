@@ -132,52 +132,56 @@ func TestStatus(t *testing.T) {
 	stop()
 }
 
-// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status. Pods must start even without the permission. The
-// daemon logs the missing permission once and sends no more requests. After any other error, the daemon retries the write, unless the claim
-// was deleted.
+// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status of a claim. Pods must start even without the
+// permission. The daemon logs the missing permission once and does not repeat the request for a while. After any other error, the daemon
+// retries the write, unless the claim was deleted. A failure does not delay the status of other claims.
 func TestStatusForbidden(t *testing.T) {
 	l := newDRALab(t)
-	var answer error
-	tries := 0
-	l.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
-		tries++
-		return answer != nil, nil, answer
+	answers, tries := map[string]error{}, map[string]int{}
+	l.client.PrependReactor("patch", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		name := a.(clienttesting.PatchAction).GetName()
+		tries[name]++
+		return answers[name] != nil, nil, answers[name]
 	})
-	c := newClaim("c-1", "web", deviceResult("a", vf0))
-	l.addClaims(c)
-	_, err := l.prepare(t.Context(), c)
-	must(t, err)
-	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net")
 	group := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
+	for uid, c := range map[string]*resourceapi.ResourceClaim{vf0: newClaim("c-1", "web", deviceResult("a", vf0)),
+		vf1: newClaim("c-2", "bad", deviceResult("a", vf1)), vf2: newClaim("c-3", "good", deviceResult("a", vf2))} {
+		l.addClaims(c)
+		_, err := l.prepare(t.Context(), c)
+		must(t, err)
+		l.writeJournal(c, uid, c.Name+"-0", "/proc/self/ns/net")
+		defer l.detach(uid)
+	}
+	answers["bad"] = apierrors.NewForbidden(group, "bad", errors.New("no"))
 	w := newStatusWriter(l.Driver)
-	answer = errors.New("too many requests")
-	if w.writeAll(t.Context()); time.Until(w.next) > 2*time.Second || w.next.IsZero() || tries != 1 {
-		t.Errorf("again %s, %d tries", w.next, tries)
+	wait := func(uid string) time.Duration { return time.Until(w.next[uid]) }
+	answers["web"] = errors.New("too many requests")
+	if next := w.writeAll(t.Context()); next > 2*time.Second || tries["web"] != 1 || tries["bad"] != 1 || tries["good"] != 1 {
+		t.Errorf("again in %s, tries %v", next, tries)
 	}
-	if w.writeAll(t.Context()); tries != 1 {
-		t.Errorf("%d tries at once", tries)
+	if w.writeAll(t.Context()); tries["web"] != 1 || wait("c-2") < statusForbidden/2 {
+		t.Errorf("tries at once: %v, forbidden for %s", tries, wait("c-2"))
 	}
-	answer = apierrors.NewForbidden(group, "web", errors.New("no"))
-	w.next = time.Time{}
+	answers["web"] = apierrors.NewForbidden(group, "web", errors.New("no"))
 	for range 3 {
-		if w.writeAll(t.Context()); time.Until(w.next) < statusForbidden/2 || tries != 2 {
-			t.Errorf("again %s, %d tries", w.next, tries)
+		delete(w.next, "c-2")
+		if w.writeAll(t.Context()); tries["web"] != 1 {
+			t.Errorf("tries %v", tries)
 		}
 	}
-	w.next = time.Time{}
+	delete(w.next, "c-1")
 	w.writeAll(t.Context())
-	if n := strings.Count(l.log.String(), "associated-node:patch"); n != 1 || tries != 3 {
-		t.Errorf("logged %d times after %d tries\n%s", n, tries, l.log)
+	if n := strings.Count(l.log.String(), "associated-node:patch"); n != 1 || tries["web"] != 2 || tries["bad"] != 4 || tries["good"] != 1 {
+		t.Errorf("logged %d times after tries %v\n%s", n, tries, l.log)
 	}
-	answer = apierrors.NewNotFound(group, "web")
+	answers["web"] = apierrors.NewNotFound(group, "web")
 	for range 2 {
-		w.next = time.Time{}
+		delete(w.next, "c-1")
 		w.writeAll(t.Context())
 	}
-	if !w.next.IsZero() || tries != 4 {
-		t.Errorf("again %s, %d tries for a claim that was deleted", w.next, tries)
+	if tries["web"] != 3 || wait("c-1") > 0 {
+		t.Errorf("tries %v for a claim that was deleted, again in %s", tries, wait("c-1"))
 	}
-	l.detach(vf0)
 }
 
 // TestHealth (DRA-28): the kubelet gets health reports about prepared devices only. In both versions of the API, the kubelet gets a health
