@@ -143,18 +143,20 @@ func Listen(path string) (*net.UnixListener, SocketID, error) {
 	if most := max(len(path), len(hidden)); most > MaxSocketPath {
 		return nil, SocketID{}, fmt.Errorf("socket %s: its path is too long, want at most %d bytes", path, MaxSocketPath-most+len(path))
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	listener, err := (&net.ListenConfig{Control: ownerOnly}).Listen(context.Background(), "unix", hidden)
 	if err != nil {
 		return nil, SocketID{}, fmt.Errorf("make a socket: %w", err)
 	}
+	l := listener.(*net.UnixListener)
 	l.SetUnlinkOnClose(false)
-	err = os.Chmod(hidden, 0o600)
 	own, _ := SocketAt(hidden)
-	if err == nil {
-		err = os.Rename(hidden, path)
-	}
-	if err != nil {
+	if err := os.Rename(hidden, path); err != nil {
 		return nil, SocketID{}, errors.Join(fmt.Errorf("make a socket: %w", err), l.Close(), os.Remove(hidden))
 	}
 	return l, own, nil
+}
+
+// ownerOnly sets the mode of a socket before bind() creates its file with this mode, so that no other user can ever connect.
+func ownerOnly(_, _ string, conn syscall.RawConn) (err error) {
+	return errors.Join(conn.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) }), err)
 }
