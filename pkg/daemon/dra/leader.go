@@ -109,7 +109,7 @@ func (d *Driver) lead(ctx context.Context, lock *store.Lock, tasks []func(contex
 		case <-time.After(checkInterval):
 		}
 	}
-	d.setLead(false, "")
+	d.setLead(false, "") // first, because another instance may lead when the lock is lost, and the tasks may need time to end
 }
 
 // whyWait returns the reason why this instance must not serve the kubelet. The argument `leader` is "" if an error prevents this instance
