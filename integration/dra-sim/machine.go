@@ -68,7 +68,7 @@ func (m machine) cardDevices(p, node int) []pci.Device {
 	}
 	pf := pci.Device{Address: address(0), Vendor: "8086", Product: "1592", Class: 0x020000, Driver: "ice", NUMANode: node,
 		Root: fmt.Sprintf("pci0000:%02x", bus), IOMMUGroup: pci.Unknown, Interfaces: []string{fmt.Sprintf("ens%df0", p)}, LinkType: pci.Ether,
-		VFIndex: pci.Unknown, TotalVFs: max(m.vfs, 1), NumVFs: m.vfs, Carrier: true, Speed: 25000}
+		VFIndex: pci.Unknown, TotalVFs: max(m.vfs, 1), NumVFs: m.vfs, Carrier: true}
 	devices := []pci.Device{pf}
 	for v := range m.vfs {
 		vf := pf

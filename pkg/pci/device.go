@@ -50,11 +50,7 @@ type Device struct {
 	// another network namespace, use the fields of the PF.
 	Carrier  bool     `json:"carrier,omitempty"`  // of one interface at least
 	Down     []string `json:"down,omitempty"`     // interfaces without carrier
-	Speed    int      `json:"speed,omitempty"`    // in Mbit/s, 0 if unknown
-	Channels int      `json:"channels,omitempty"` // pairs of queues in use, 0 if unknown
-	MTU      int      `json:"mtu,omitempty"`      // in bytes
 	SwitchID string   `json:"switchID,omitempty"` // phys_switch_id of a card in switchdev mode
-	PortName string   `json:"portName,omitempty"` // phys_port_name: p0
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 

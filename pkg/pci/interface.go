@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// addInterfaces reads the interfaces that the PCI function has in this network namespace, except the representors of its VFs. If
-// there are several interfaces, MTU, speed and channels are those of the interface whose name sorts first.
+// addInterfaces reads the interfaces that the PCI function has in this network namespace, except the representors of its VFs.
 func (s *scanner) addInterfaces(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)
@@ -15,9 +14,6 @@ func (s *scanner) addInterfaces(d *Device, f *folder) {
 		for _, name := range names {
 			s.addInterface(d, f, dir+"/"+name, name)
 		}
-	}
-	if len(d.Interfaces) > 0 {
-		d.Channels = s.channels(d.Interfaces[0], d.Address)
 	}
 }
 
@@ -44,28 +40,22 @@ func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
 		return
 	}
 	defer n.Close()
-	switchID, port := n.text("phys_switch_id"), n.text("phys_port_name")
+	switchID := n.text("phys_switch_id")
 	if d.SwitchID == "" {
 		d.SwitchID = switchID
 	}
-	if isRepresentor(switchID, port) {
+	if isRepresentor(switchID, n.text("phys_port_name")) {
 		return
 	}
-	first := len(d.Interfaces) == 0
-	if d.Interfaces = append(d.Interfaces, name); first {
-		d.PortName = port
+	if d.Interfaces = append(d.Interfaces, name); len(d.Interfaces) == 1 {
 		d.LinkType = parseAttribute(n, "type", "", parseLinkType)
 	}
-	if !s.brief { // these files wait for the kernel's lock of all interfaces, and drivers query the card
+	if !s.brief { // reading carrier waits for the kernel's lock of all interfaces
 		if parseAttribute(n, "carrier", false, parseCarrier) {
 			d.Carrier = true
 		} else {
 			d.Down = append(d.Down, name)
 		}
-	}
-	if first && !s.brief {
-		d.Speed = parseAttribute(n, "speed", 0, parseSpeed)
-		d.MTU = parseAttribute(n, "mtu", 0, parseCount)
 	}
 	f.left = f.left || n.left
 	if n.err != nil {

@@ -19,12 +19,9 @@ func address(t testing.TB, s string) Address {
 	return a
 }
 
-// eightChannels returns 8 as the number of queue pairs of any interface.
-func eightChannels(string, Address) int { return 8 }
-
 func mustScan(t testing.TB, sysfs string) *Snapshot {
 	t.Helper()
-	s, err := scan(sysfs, eightChannels)
+	s, err := Scan(sysfs)
 	must(t, err)
 	return s
 }

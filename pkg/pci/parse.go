@@ -68,15 +68,6 @@ func parseCount(s string) (int, error) {
 	return n, nil
 }
 
-// parseSpeed parses a speed in Mbit/s. Drivers report -1 for an unknown speed. Some drivers report -1 as an unsigned 32-bit number.
-func parseSpeed(s string) (int, error) {
-	n, err := parseNumber(s)
-	if n < 0 || n > math.MaxInt32 {
-		return 0, err
-	}
-	return n, nil
-}
-
 func parseCarrier(s string) (bool, error) {
 	if s != "0" && s != "1" {
 		return false, fmt.Errorf("want 0 or 1, have %+.80q", s)

@@ -26,7 +26,7 @@ func read(sysfs string, a Address, brief bool) (d, pf Device, err error) {
 		return d, pf, fmt.Errorf("PCI function %s: %w", a, err)
 	}
 	defer root.Close()
-	s := scanner{root: root, channels: func(string, Address) int { return 0 }, indexes: map[pair]int{}, brief: brief}
+	s := scanner{root: root, indexes: map[pair]int{}, brief: brief}
 	if a.IsValid() {
 		s.addFunction(a)
 	}

@@ -24,7 +24,7 @@ func TestReadBrief(t *testing.T) {
 	if d.Driver == "" || d.VFIndex != 1 {
 		t.Errorf("%+v", d)
 	}
-	if d.Vendor != "" || pf.NumVFs != 0 || d.Speed != 0 || d.MTU != 0 || d.Carrier || pf.Speed != 0 || pf.MTU != 0 || pf.Carrier {
+	if d.Vendor != "" || pf.NumVFs != 0 || d.Carrier || pf.Carrier {
 		t.Errorf("read needlessly: %+v, %+v", d, pf)
 	}
 }

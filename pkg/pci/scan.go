@@ -15,27 +15,6 @@ const networkClass = 0x02
 // device contains the error. Scan skips PCI functions that disappear during the scan, and the VFs of a PF that disappears. Scan returns an
 // error only if sysfs is missing or contains no PCI bus.
 func Scan(sysfs string) (*Snapshot, error) {
-	ask, err := openChannels()
-	if err != nil {
-		return nil, err
-	}
-	defer ask.Close()
-	return scan(sysfs, ask.countPairs)
-}
-
-// The type scanner is the state of one scan.
-type scanner struct {
-	brief    bool // read only identity, interface and driver
-	root     *os.Root
-	channels func(ifname string, a Address) int
-	files    []string // files of all RDMA devices
-	devices  []Device
-	indexes  map[pair]int // indexes of VFs, according to their PFs
-}
-
-type pair struct{ pf, vf Address }
-
-func scan(sysfs string, channels func(string, Address) int) (*Snapshot, error) {
 	root, err := os.OpenRoot(sysfs)
 	if err != nil {
 		return nil, fmt.Errorf("scan PCI devices: %w", err)
@@ -45,7 +24,7 @@ func scan(sysfs string, channels func(string, Address) int) (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("scan PCI devices of %s: %w", sysfs, err)
 	}
-	s := scanner{root: root, channels: channels, indexes: map[pair]int{}}
+	s := scanner{root: root, indexes: map[pair]int{}}
 	if _, err := root.Lstat(miscFolder + "/rdma_cm"); err == nil {
 		s.files = []string{"infiniband/rdma_cm"}
 	}
@@ -56,6 +35,17 @@ func scan(sysfs string, channels func(string, Address) int) (*Snapshot, error) {
 	}
 	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root)}, nil
 }
+
+// The type scanner is the state of one scan.
+type scanner struct {
+	brief   bool // read only identity, interface and driver
+	root    *os.Root
+	files   []string // files of all RDMA devices
+	devices []Device
+	indexes map[pair]int // indexes of VFs, according to their PFs
+}
+
+type pair struct{ pf, vf Address }
 
 // addFunction reads the sysfs files of a PCI function. If the PCI function is a network card, addFunction adds it to the result of the
 // scan.

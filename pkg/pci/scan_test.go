@@ -14,8 +14,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/safchain/ethtool"
-	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/integration/pcitest"
 )
@@ -143,33 +141,6 @@ func TestParseVF(t *testing.T) {
 		"virtfn65536": -1, "physfn": -1, "0": -1} {
 		if got, ok := parseVF(name); got != want || ok != (want >= 0) {
 			t.Errorf("%s: got %d, %t", name, got, ok)
-		}
-	}
-}
-
-func TestPairs(t *testing.T) {
-	for want, n := range map[int]ethtool.Channels{8: {CombinedCount: 8, OtherCount: 1}, 4: {RxCount: 4, TxCount: 4},
-		9: {CombinedCount: 8, RxCount: 1, TxCount: 3}, 0: {RxCount: 1}} {
-		if got := queuePairs(n); got != want {
-			t.Errorf("%+v: %d", n, got)
-		}
-	}
-}
-
-// TestChannelsElsewhere checks that countPairs returns 0 if an interface with the expected name belongs to another device.
-func TestChannelsElsewhere(t *testing.T) {
-	c, err := openChannels()
-	must(t, err)
-	defer c.Close()
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "ptv0"}, PeerName: "ptv1"}
-	must(t, netlink.LinkAdd(veth))
-	defer netlink.LinkDel(veth)
-	if n, err := c.GetChannels("ptv0"); err != nil || queuePairs(n) == 0 {
-		t.Errorf("a veth has queues: %+v, %v", n, err)
-	}
-	for _, ifname := range []string{"ptv0", "lo", "nothing"} {
-		if n := c.countPairs(ifname, address(t, "0000:3b:00.0")); n != 0 {
-			t.Errorf("%s has %d", ifname, n)
 		}
 	}
 }

@@ -38,12 +38,12 @@ func (m *fakeMachine) scan() (*Snapshot, error) {
 	return m.now, m.err
 }
 
-// setScan sets the result of all later scans: one device with the given number of channels, or an error.
+// setScan sets the result of all later scans: one device with the given number of VFs, or an error.
 func (m *fakeMachine) setScan(n int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.now, m.err = nil, err; err == nil {
-		m.now = &Snapshot{Devices: []Device{{Channels: n}}}
+		m.now = &Snapshot{Devices: []Device{{NumVFs: n}}}
 	}
 }
 

@@ -264,7 +264,7 @@ func TestStable(t *testing.T) {
 	before := marshalSlices(t, d.publishedSlices())
 	pf := mustPF(t, d, *vf)
 	d.Last[vf.Address], d.Last[pf.Address] = vf.Device, pf
-	vf.Interfaces, vf.Device.RDMA, vf.MTU, vf.Speed, vf.Carrier = nil, nil, 9000, 1, false
+	vf.Interfaces, vf.Device.RDMA, vf.Carrier = nil, nil, false
 	d.Snapshot = &pci.Snapshot{Devices: slices.Clone(d.Snapshot.Devices), Nodes: d.Snapshot.Nodes}
 	for i := range d.Snapshot.Devices {
 		d.Snapshot.Devices[i].Interfaces, d.Snapshot.Devices[i].Carrier = nil, false
