@@ -134,52 +134,38 @@ func (c *Config) String() string {
 }
 
 // Merge combines two configurations. If both arguments contain a setting, Merge returns the value from the second argument. Both arguments
-// may be nil, and Merge changes neither of them.
+// may be nil, and Merge changes neither of them. The result shares their values.
 func Merge(base, over *Config) *Config {
-	out := base.deepCopy()
-	more := over.deepCopy()
-	for _, key := range more.Set() {
+	out := &Config{}
+	if base != nil {
+		*out = *base
+	}
+	if over == nil {
+		return out
+	}
+	for _, key := range over.Set() {
 		switch to := out.fieldOf(key).(type) {
 		case **int:
-			*to = *more.fieldOf(key).(**int)
+			*to = *over.fieldOf(key).(**int)
 		case **bool:
-			*to = *more.fieldOf(key).(**bool)
+			*to = *over.fieldOf(key).(**bool)
 		case *string:
-			*to = *more.fieldOf(key).(*string)
+			*to = *over.fieldOf(key).(*string)
 		case *[]string:
-			*to = *more.fieldOf(key).(*[]string)
+			*to = *over.fieldOf(key).(*[]string)
 		}
 	}
-	out.Claimed = union(out.Claimed, more.Claimed)
-	out.Unknown = union(out.Unknown, more.Unknown)
+	out.Claimed = union(out.Claimed, over.Claimed)
+	out.Unknown = union(out.Unknown, over.Unknown)
 	return out
 }
 
 func union(a, b []string) []string {
+	a = slices.Clip(a)
 	for _, s := range b {
 		if !slices.Contains(a, s) {
 			a = append(a, s)
 		}
 	}
 	return a
-}
-
-// deepCopy returns a deep copy of the settings. For nil, deepCopy returns empty settings.
-func (c *Config) deepCopy() *Config {
-	if c == nil {
-		return &Config{}
-	}
-	out := *c
-	for _, key := range c.Set() {
-		switch f := out.fieldOf(key).(type) {
-		case **int:
-			*f = new(**f)
-		case **bool:
-			*f = new(**f)
-		case *[]string:
-			*f = slices.Clone(*f)
-		}
-	}
-	out.Claimed, out.Unknown = slices.Clone(c.Claimed), slices.Clone(c.Unknown)
-	return &out
 }
