@@ -53,7 +53,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	if c, err = j.bindDriver(c, v.wanted.Driver); err != nil {
+	if c, err = j.bindDriver(c, v.Wanted.Driver); err != nil {
 		return err
 	}
 	if err := writeInfo(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
@@ -193,13 +193,13 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		mac = v.Fixed
 	}
 	vlan := 0
-	if v.wanted.VLAN != nil {
-		vlan = *v.wanted.VLAN
+	if v.Wanted.VLAN != nil {
+		vlan = *v.Wanted.VLAN
 	}
 	v.journaled = true
 	return h.save(vfJournal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
-		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.wanted.Rebind,
+		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.Wanted.Rebind != nil && *v.Wanted.Rebind,
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
@@ -212,11 +212,11 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		return err
 	}
 	if !ok {
-		key, needed := v.wanted.needsPF()
-		if !needed && mac != nil && c.link.Index == 0 {
-			key, needed = "mac", true
+		key := needsPF(v.Wanted)
+		if mac != nil && c.link.Index == 0 {
+			key = cmp.Or(key, "mac")
 		}
-		if needed {
+		if key != "" {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
 				v.settingText(key), c.vf.Address),
 				"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
@@ -226,7 +226,7 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address)
 	}
-	want := v.wanted.applyTo(have)
+	want := onPF(v.Wanted, have)
 	if mac != nil {
 		want.MAC = mac
 	}
@@ -286,9 +286,9 @@ func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 			return link, err
 		}
 	}
-	if mtu := v.wanted.MTU; mtu != 0 && mtu != c.link.MTU {
-		if err := j.host.SetMTU(c.link, mtu); errors.Is(err, syscall.EINVAL) {
-			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", mtu, err),
+	if mtu := v.Wanted.MTU; mtu != nil && *mtu != c.link.MTU {
+		if err := j.host.SetMTU(c.link, *mtu); errors.Is(err, syscall.EINVAL) {
+			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", *mtu, err),
 				"the MTU of a VF must not exceed the MTU of its PF")
 		} else if err != nil {
 			return link, err

@@ -101,7 +101,7 @@ func (j *requestJob) checkPF(c vfCard, v vf) error {
 	if err != nil || !ok {
 		return err
 	}
-	want := cmp.Or(v.Wanted, &j.st.Wanted).applyTo(now)
+	want := onPF(v.Wanted, now)
 	if v.Fixed != nil {
 		want.MAC = v.Fixed
 	}

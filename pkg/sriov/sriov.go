@@ -38,7 +38,6 @@ type attachmentState struct {
 	Netns      string          `json:"netns,omitempty"`
 	Unfinished bool            `json:"unfinished,omitempty"` // ADD has not finished
 	IPAM       json.RawMessage `json:"ipam,omitempty"`       // ipam object of the configuration, which may be changed before DEL
-	Wanted     pfSettings      `json:"wanted,omitzero"`
 }
 
 // vf describes a VF of an attachment and the values that the VF got from ADD.
@@ -55,13 +54,12 @@ type vf struct {
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
-	Claim  *poddevices.Claim `json:"claim,omitempty"`  // claim that assigned the VF
-	Wanted *pfSettings       `json:"wanted,omitempty"` // settings with those of claim or class; nil if state.Wanted applies
+	Claim  *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
+	Wanted vfconfig.Config   `json:"wanted,omitzero"` // settings of the configuration, the class and the claim
 
 	config     *vfconfig.Config // settings of the claim and its class; nil if there are none
-	wanted     vfSettings
-	journaled  bool        // this process has written the journal
-	dadLink    kernel.Link // interface in IPv6 duplicate address detection; Index is 0 for none
+	journaled  bool             // this process has written the journal
+	dadLink    kernel.Link      // interface in IPv6 duplicate address detection; Index is 0 for none
 	ips        *ipam.Plan
 	ipamResult *types100.Result
 }
@@ -151,7 +149,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := s.clearResidue(j, vfs); err != nil {
 		return nil, err
 	}
-	j.st = attachmentState{VFs: vfs, Chained: isChained(r), Unfinished: true, Netns: r.NetnsPath, Wanted: cfg.Wanted.pfSettings}
+	j.st = attachmentState{VFs: vfs, Chained: isChained(r), Unfinished: true, Netns: r.NetnsPath}
 	if cfg.IPAM != "" {
 		j.st.IPAM = ipam.Object(r.Config)
 	}
