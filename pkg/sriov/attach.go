@@ -90,7 +90,7 @@ func (j *requestJob) restoreResidue(h *lockedVF) error {
 }
 
 // restoreUnlessHeld restores the VF that a journal describes, unless another pod still has the VF.
-func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) error {
+func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) error {
 	if !own {
 		if has, err := n.ownerHas(left); err != nil || has {
 			return errors.Join(err, heldError(left))
@@ -101,7 +101,7 @@ func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) erro
 }
 
 // ownerHas reports whether the pod in a VF's journal still has the VF.
-func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
+func (n *nodeSide) ownerHas(left Holding) (bool, error) {
 	pod, link, alive, err := findInPod(left)
 	if err != nil || !alive {
 		return false, err
@@ -117,7 +117,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	return c.userspaceDriver() != "", err // a user space program uses the VF until its pod ends
 }
 
-func heldError(left vfJournal) error {
+func heldError(left Holding) error {
 	hint := "its DEL frees the VF: delete that pod if it should not have it (container %s, %s in network %s)"
 	if left.Claim != nil {
 		hint += ". Pods that share a claim can have its VF one at a time: use a ResourceClaimTemplate to give each pod its own claim"
@@ -197,7 +197,7 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		vlan = *v.Wanted.VLAN
 	}
 	v.journaled = true
-	return h.save(vfJournal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
+	return h.save(Holding{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
 		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.Wanted.Rebind != nil && *v.Wanted.Rebind,
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})

@@ -144,7 +144,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: v.Name})
 		}
 	}
-	left, err := readJournals()
+	left, err := Holdings()
 	if err != nil {
 		return err
 	}

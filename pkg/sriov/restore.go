@@ -42,7 +42,7 @@ func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 // retrieveUnknown handles a VF whose journal is missing. retrieveUnknown moves the interface of the VF back to the node. Without the
 // journal, the former settings of the VF are unknown and cannot be restored.
 func (n *nodeSide) retrieveUnknown(owner attachment.Key, v vf, netns string) error {
-	j := vfJournal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC,
+	j := Holding{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC,
 		Former: formerState{Name: nameByAddress(v.Address)}}
 	pod, link, alive, err := findInPod(j)
 	if err != nil || !alive {
@@ -64,13 +64,13 @@ func (n *nodeSide) retrieveUnknown(owner attachment.Key, v vf, netns string) err
 // vfRestore holds the state of one restoration of a VF.
 type vfRestore struct {
 	*nodeSide
-	j vfJournal
+	j Holding
 	c vfCard
 }
 
 // restoreVF restores a VF to the settings in its journal. If the restoration of one setting fails, restoreVF continues with the next
 // setting. restoreVF removes the journal once all settings are restored, or if the VF no longer exists.
-func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
+func (n *nodeSide) restoreVF(h *lockedVF, j Holding) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
 	if x.c, err = n.readCard(j.Address); isMissing(err) {
@@ -198,7 +198,7 @@ func (x *vfRestore) reclaimName(name string) bool {
 	if err != nil || !ok {
 		return false
 	}
-	all, _ := readJournals() // unreadable ones are skipped
+	all, _ := Holdings() // unreadable ones are skipped
 	for _, j := range all {
 		if j.Address == x.j.Address || j.Former.Name == name || slices.Contains(j.Former.AltNames, name) {
 			continue

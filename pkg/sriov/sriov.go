@@ -139,7 +139,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	go func() { // build the JSON encoders while the kernel opens the pod
 		_, _ = json.Marshal(attachmentState{})
-		_, _ = json.Marshal(vfJournal{})
+		_, _ = json.Marshal(Holding{})
 	}()
 	j, err := s.open(r, cfg)
 	if err != nil {
@@ -312,7 +312,7 @@ func (s sriov) status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(attachment.Writable(r.Network), store.Writable(vfsFolder)); err != nil {
+	if err := errors.Join(attachment.Writable(r.Network), store.Writable(JournalFolder)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	attachment.LogOnce(r, kubeletFindings(cfg))
