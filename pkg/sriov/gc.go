@@ -76,5 +76,5 @@ func (s sriov) collectJournal(r *plugin.Request, j Holding) error {
 		return err
 	}
 	defer n.host.Close()
-	return n.releaseVF(j.Owner, vf{Address: j.Address, Name: j.Name}, j.Netns)
+	return n.releaseVF(j.Owner, j.Address)
 }

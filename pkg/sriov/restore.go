@@ -18,18 +18,14 @@ import (
 
 // releaseVF restores a VF to its state before the attachment. releaseVF has no effect if the VF belongs to another attachment now, or to
 // no attachment.
-func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
-	a := v.Address
+func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) error {
 	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}
 	defer h.close()
 	j, ok, err := h.load()
-	if err == nil && !ok {
-		return n.retrieveUnknown(owner, v, netns)
-	}
-	if err != nil {
+	if err != nil || !ok {
 		return err
 	}
 	if j.Owner != owner {
@@ -37,28 +33,6 @@ func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 		return nil
 	}
 	return n.restoreVF(h, j)
-}
-
-// retrieveUnknown handles a VF whose journal is missing. retrieveUnknown moves the interface of the VF back to the node. Without the
-// journal, the former settings of the VF are unknown and cannot be restored.
-func (n *nodeSide) retrieveUnknown(owner attachment.Key, v vf, netns string) error {
-	j := Holding{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC,
-		Former: formerState{Name: nameByAddress(v.Address)}}
-	pod, link, alive, err := findInPod(j)
-	if err != nil || !alive {
-		return err
-	}
-	defer pod.Close()
-	if link.Index == 0 {
-		return nil
-	}
-	n.r.Log.Warn("the journal of a VF is missing: the VF returns with the settings of its pod", "vf", v.Address, "name", j.Former.Name, "fix",
-		"podlace sriov reset "+v.Address.String())
-	x := vfRestore{nodeSide: n, j: j}
-	if x.c, err = n.readCard(v.Address); err != nil {
-		return err
-	}
-	return x.moveToNode(pod, link)
 }
 
 // vfRestore holds the state of one restoration of a VF.

@@ -35,7 +35,6 @@ import (
 type attachmentState struct {
 	VFs        []vf            `json:"vfs"`
 	Chained    bool            `json:"chained,omitempty"`
-	Netns      string          `json:"netns,omitempty"`
 	Unfinished bool            `json:"unfinished,omitempty"` // ADD has not finished
 	IPAM       json.RawMessage `json:"ipam,omitempty"`       // ipam object of the configuration, which may be changed before DEL
 }
@@ -149,7 +148,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := s.clearResidue(j, vfs); err != nil {
 		return nil, err
 	}
-	j.st = attachmentState{VFs: vfs, Chained: isChained(r), Unfinished: true, Netns: r.NetnsPath}
+	j.st = attachmentState{VFs: vfs, Chained: isChained(r), Unfinished: true}
 	if cfg.IPAM != "" {
 		j.st.IPAM = ipam.Object(r.Config)
 	}
@@ -257,7 +256,7 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
-		errs = append(errs, n.releaseVF(att.Key, v, st.Netns))
+		errs = append(errs, n.releaseVF(att.Key, v.Address))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
