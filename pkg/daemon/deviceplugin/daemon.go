@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/daemon/probes"
@@ -35,7 +36,9 @@ type daemon struct {
 	snapshots <-chan *pci.Snapshot // each differs from the one before
 	records   chan struct{}        // receives when a claim was prepared or unprepared
 	registry  *prometheus.Registry
-	owners    sharedCall // shares the kubelet's list of pods between callers that wait for it
+
+	owners      singleflight.Group // shares the kubelet's list of pods between callers that wait for it
+	ownersAsked time.Time          // when the last shared request began
 
 	mu          sync.Mutex
 	config      *pool.Config
