@@ -83,7 +83,7 @@ func (r *registrar) socketFolder() string {
 // run() registers the endpoint until ctx is done. After an error, run() tries again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
-	removeStaleSockets(r.socketFolder(), r.resource)
+	probes.RemoveStale(filepath.Join(r.socketFolder(), socketPrefix(r.socketFolder(), r.resource)+"????????"+socketSuffix))
 	pause := firstPause
 	for ctx.Err() == nil {
 		kubelet, _ := probes.SocketAt(r.kubelet.registerSocket())

@@ -135,6 +135,16 @@ func Answered(path string) bool {
 	return true
 }
 
+// RemoveStale deletes the sockets that match a pattern and that no process serves, such as those of killed instances.
+func RemoveStale(pattern string) {
+	paths, _ := filepath.Glob(pattern)
+	for _, path := range paths {
+		if !Answered(path) {
+			os.Remove(path)
+		}
+	}
+}
+
 // Listen creates a unix socket that only root can use. The socket file gets its final path only when the socket accepts connections. Until
 // the socket accepts connections, its file has a temporary name with a leading dot. The kubelet ignores files with a leading dot. When the
 // listener is closed, the socket file stays.
