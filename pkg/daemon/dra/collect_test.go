@@ -3,7 +3,6 @@
 package dra
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -205,29 +204,4 @@ func TestLostDriver(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestSweepCDI checks that CDI specifications of claims without a record are deleted. The CDI files of other programs must stay.
-func TestSweepCDI(t *testing.T) {
-	l := newDRALab(t)
-	_, err := l.prepare(t.Context(), newClaim("c-1", "web", deviceResult("a", vf0)))
-	must(t, err)
-	for _, name := range []string{cdiFile("c-2"), "podlace-example.com_fast.json", "vendor.json"} {
-		must(t, os.WriteFile(filepath.Join(l.options.CDI, name), []byte("{}"), 0o644))
-	}
-	must(t, l.sweepCDI())
-	if got, want := l.fileNames(l.options.CDI), "podlace-example.com_fast.json "+cdiFile("c-1")+" vendor.json"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
-// TestSweepAtStart checks that the collector deletes the CDI specifications of ended claims when it starts.
-func TestSweepAtStart(t *testing.T) {
-	l := newDRALab(t)
-	must(t, os.MkdirAll(l.options.CDI, 0o755), os.WriteFile(filepath.Join(l.options.CDI, cdiFile("c-2")), []byte("{}"), 0o644))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); l.collectLoop(ctx) }()
-	defer func() { cancel(); <-done }()
-	l.await("no specification", func() bool { return l.fileNames(l.options.CDI) == "" })
 }
