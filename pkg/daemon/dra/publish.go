@@ -143,12 +143,7 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	now := time.Now()
 	r := desiredState{Inventory: i, node: p.options.Node, records: p.records, former: p.former, now: now,
 		sliceFeatures: p.currentFeatures(now)}.driverResources()
-	p.former = map[string]resourceapi.Device{}
-	for _, s := range r.Pools[p.options.Node].Slices {
-		for _, dev := range s.Devices {
-			p.former[dev.Name] = dev
-		}
-	}
+	p.former = devicesByName(r.Pools[p.options.Node].Slices)
 	return r
 }
 
@@ -175,11 +170,11 @@ func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semant
 // reset() deletes the state that an earlier call of run() has stored in the publisher. After reset(), the publisher knows only the slices
 // that are stored in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
-	p.former = formerDevices(stored)
 	var out []resourceslice.Slice
 	for _, s := range stored {
 		out = append(out, resourceslice.Slice{Devices: s.Spec.Devices, SharedCounters: s.Spec.SharedCounters})
 	}
+	p.former = devicesByName(out)
 	p.locked(func() {
 		p.refused = nil
 		p.accepted = &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.options.Node: {Slices: out}}}
