@@ -307,29 +307,6 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// removeStaleInfo deletes the device-info files of devices that no pod has. removeStaleInfo has no effect if the devices of pods are
-// unknown. The daemon calls removeStaleInfo only before the first allocation, because the kubelet lists a pod's devices only some time
-// after their allocation.
-func (d *daemon) removeStaleInfo() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.answered && len(d.held) == 0 {
-		return
-	}
-	pools, _ := byAPI(d.assignPools(d.poolEnv()))
-	for _, p := range pools {
-		var ids []string
-		for _, h := range d.held {
-			if h.Resource == p.Name {
-				ids = append(ids, h.ID)
-			}
-		}
-		if err := (deviceFolders{info: d.InfoDir}).removeStaleInfo(p.Name, ids); err != nil {
-			d.log.Warn("could not delete stale device-info files", "error", err)
-		}
-	}
-}
-
 // reload() reads the configuration if the file has changed. If the argument `asked` is true, reload() also loads an unchanged file.
 // reload() reports whether a new configuration is in use. If the new configuration has errors, reload() logs the errors and keeps the
 // current configuration.
