@@ -33,7 +33,11 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := s.stillPrepared(v); err != nil {
 		return err
 	}
-	if err := j.restoreResidue(h); err != nil {
+	left, ok, err := h.load()
+	if err == nil && ok { // of an earlier attachment
+		err = j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
+	}
+	if err != nil {
 		return err
 	}
 	c, err := j.readCard(v.Address)
@@ -77,16 +81,6 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 		return err
 	}
 	return h.noteReady(v)
-}
-
-// restoreResidue reads the journal of a VF before ADD attaches the VF. If the journal belongs to an earlier attachment, restoreResidue
-// restores the VF. If another pod has the VF, restoreResidue returns an error.
-func (j *requestJob) restoreResidue(h *lockedVF) error {
-	left, ok, err := h.load()
-	if err != nil || !ok {
-		return err
-	}
-	return j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
 }
 
 // restoreUnlessHeld restores the VF that a journal describes, unless another pod still has the VF.

@@ -62,9 +62,7 @@ func withIPs(config []byte, ips []string) []byte {
 		Runtime map[string]json.RawMessage `json:"runtimeConfig"`
 		Args    map[string]json.RawMessage `json:"args"`
 	}
-	if json.Unmarshal(config, &raw) != nil {
-		return config
-	}
+	_ = json.Unmarshal(config, &raw) // a request's configuration is valid
 	if len(raw.Args) > 0 {
 		config = ipam.WithKey(config, "args", json.RawMessage("{}"))
 	}
@@ -75,10 +73,7 @@ func withIPs(config []byte, ips []string) []byte {
 	if len(ips) > 0 {
 		raw.Runtime["ips"], _ = json.Marshal(ips) // a list of strings never fails
 	}
-	runtime, err := json.Marshal(raw.Runtime)
-	if err != nil {
-		return config
-	}
+	runtime, _ := json.Marshal(raw.Runtime) // it was JSON
 	return ipam.WithKey(config, "runtimeConfig", runtime)
 }
 
