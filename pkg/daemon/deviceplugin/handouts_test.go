@@ -4,7 +4,6 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
