@@ -38,7 +38,6 @@ const (
 	requestTimeout = 30 * time.Second
 	firstRetry     = time.Second
 	lastRetry      = time.Minute
-	jitter         = 0.3
 )
 
 // The type publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired
@@ -72,7 +71,7 @@ func newPublisher(d *Driver) *publisher {
 // publish() may be called more than once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
-	for backoff := (wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: jitter, Steps: 10, Cap: lastRetry}); ctx.Err() == nil; {
+	for backoff := (wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.3, Steps: 10, Cap: lastRetry}); ctx.Err() == nil; {
 		_ = p.run(ctx) // noteResult has logged the error
 		select {
 		case <-ctx.Done():
