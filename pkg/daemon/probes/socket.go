@@ -49,14 +49,7 @@ func SocketAt(path string) (id SocketID, ok bool) {
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
 		return SocketID{}, false
 	}
-	return statSocket(info)
-}
-
-func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return SocketID{}, false
-	}
+	st := info.Sys().(*syscall.Stat_t)
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
