@@ -229,15 +229,10 @@ func (x *vfRestore) restorePF() error {
 // restoreDriver binds the driver that the VF had before.
 func (x *vfRestore) restoreDriver() (err error) {
 	driver := x.j.Former.Driver
-	switch {
-	case x.c.vf.Driver == driver:
+	if x.c.vf.Driver == driver {
 		return nil
-	case driver == "":
-		err = pci.Unbind(context.Background(), x.sysfs, x.j.Address)
-	default:
-		err = pci.Bind(context.Background(), x.sysfs, x.j.Address, driver)
 	}
-	if err != nil {
+	if err := pci.Bind(context.Background(), x.sysfs, x.j.Address, driver); err != nil {
 		return err
 	}
 	if x.j.Former.Name == "" {
