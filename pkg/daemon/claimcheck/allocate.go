@@ -74,6 +74,9 @@ func (c *checker) allocateAll(m manifest, path string, d resourceapi.DeviceClaim
 		return nil
 	}
 	for _, o := range here {
+		if len(o.matched) == 0 {
+			continue // matchRequest has reported it
+		}
 		if alone, _ := c.allocate(only(d, o)); alone == nil {
 			c.notice("%s: no node can hold this alternative: %s", m.at(o.path), o.shortage())
 			continue
@@ -149,7 +152,11 @@ func (c *checker) explain(m manifest, path string, d resourceapi.DeviceClaim, he
 	before := len(c.problems) + len(c.notices)
 	for _, o := range here {
 		if !slices.ContainsFunc(here, func(other option) bool { return other.request == o.request && holds(only(d, other)) }) {
-			c.lack("%s: no node can hold the request: its devices have taints, or a claim has their PF as a whole", m.at(o.path))
+			why := "its devices have taints, or a claim has their PF as a whole"
+			if o.Capacity != nil && o.resources() != nil {
+				why = "VFs have no capacity: remove the key capacity"
+			}
+			c.lack("%s: no node can hold the request: %s", m.at(o.path), why)
 		}
 	}
 	for i := range d.Constraints {

@@ -24,7 +24,7 @@ func synonyms() map[string]attribute {
 		"pciaddresses": bus, "pfpciaddress": own("pfAddress"), "parentpciaddress": own("pfAddress"), "rootdevices": own("pfAddress"),
 		"pcivendor": own("vendor"), "vendor": own("vendor"), "vendors": own("vendor"), "pcidevice": own("product"), "deviceid": own("product"),
 		"devices": own("product"), "vfid": own("vf"), "resourcename": own("resource"), "encapsulation": own("linkType"),
-		"linktype": own("linkType"), "linktypes": own("linkType"), "rdma": own("rdma"), "rdmacapable": own("rdma"), "isrdma": own("rdma"),
+		"linktype": own("linkType"), "linktypes": own("linkType"), "rdma": own("rdma"), "rdmadevice": own("rdma"), "rdmacapable": own("rdma"), "isrdma": own("rdma"),
 		"issriovvf": own("kind"), "sriov": own("kind"), "drivers": own("driver"), "devicetype": own("driver"), "numanode": own("numa")}
 }
 

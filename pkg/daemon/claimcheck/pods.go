@@ -83,11 +83,13 @@ func (c *checker) checkContainer(m manifest, path string, container corev1.Conta
 			return d.Spec.ExtendedResourceName != nil && *d.Spec.ExtendedResourceName == string(name) ||
 				resourceapi.ResourceDeviceClassPrefix+d.Name == string(name)
 		})
-		if ok {
+		limit := manifest{m.root, ", container " + container.Name, fmt.Sprintf("%s.resources.limits.%s", path, name)}
+		if class, byClass := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); ok {
 			count := container.Resources.Limits[name]
 			exact := &resourceapi.ExactDeviceRequest{DeviceClassName: one.Name, Count: count.Value()}
-			c.checkDevices(manifest{m.root, ", container " + container.Name}, path+".resources.limits",
-				resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "vf", Exactly: exact}}})
+			c.checkDevices(limit, "", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "vf", Exactly: exact}}})
+		} else if byClass {
+			c.unknownClass(limit.at(""), class, false)
 		}
 	}
 }

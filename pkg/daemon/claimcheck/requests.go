@@ -236,6 +236,11 @@ func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong b
 	matched, ok := c.matching(o.selectors)
 	switch {
 	case !ok:
+	case len(matched) == 0 && o.sub >= 0: // the scheduler may choose another alternative
+		if !c.checkValues(o.selectors, c.notice) {
+			c.notice("%s: the selectors of class and alternative match no device", m.at(o.path))
+		}
+		return nil, false
 	case len(matched) > 0:
 		c.checkValues(o.selectors, c.notice)
 		if i := slices.IndexFunc(matched, func(d device) bool { return d.selected }); i >= 0 {

@@ -212,6 +212,7 @@ func (c *checker) checkRead(s selector, r read) {
 			}
 		}
 	case len(c.values[r.attribute]) > 0 || elsewhere:
+	case r.guarded && slices.ContainsFunc(s.reads, func(o read) bool { return o.attribute == r.attribute && !o.guarded }):
 	case r.guarded:
 		c.notice("%s: it tests for %s: %s", s.place, r, c.unknown(r.attribute))
 	default:
@@ -280,6 +281,8 @@ func (s selector) failure(d device, err error) (where, hint string) {
 	switch {
 	case d.Name == "":
 		return fmt.Sprintf("devices of other drivers (%v)", err), fmt.Sprintf("begin with device.driver == %q &&", claim.Driver)
+	case i < 0 && d.driver == claim.Driver && strings.Contains(s.Expression, "device.capacity"):
+		return "VFs, which have no capacity", fmt.Sprintf("%v: select by attributes", err)
 	case i < 0:
 		return "device " + d.Name, err.Error()
 	}
