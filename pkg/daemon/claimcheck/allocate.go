@@ -120,8 +120,7 @@ func reason(err error) string {
 // only returns the claim with a single request, which has no other alternative, and without constraints.
 func only(d resourceapi.DeviceClaim, o option) resourceapi.DeviceClaim {
 	out := prefer(d, o, "")
-	out.Requests = slices.DeleteFunc(out.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name != o.requestName() })
-	out.Constraints = nil
+	out.Requests, out.Constraints = out.Requests[o.request:o.request+1], nil
 	if r := &out.Requests[0]; o.sub >= 0 {
 		r.FirstAvailable = r.FirstAvailable[:1]
 	}
@@ -134,11 +133,8 @@ func prefer(d resourceapi.DeviceClaim, o option, resource string) resourceapi.De
 	if selectors := selectorsOf(&out, o); resource != "" {
 		*selectors = append(*selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: selectorOf(resource)}})
 	}
-	for _, r := range out.Requests {
-		all := r.FirstAvailable
-		if i := slices.IndexFunc(all, func(s resourceapi.DeviceSubRequest) bool { return r.Name+"/"+s.Name == o.name }); i >= 0 {
-			all[0], all[i] = all[i], all[0]
-		}
+	if all := out.Requests[o.request].FirstAvailable; o.sub >= 0 {
+		all[0], all[o.sub] = all[o.sub], all[0]
 	}
 	return out
 }

@@ -3,6 +3,7 @@
 package claimcheck
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -26,21 +27,31 @@ type option struct {
 	wrong      bool // a selector of the request is wrong, so that only those of the class are used
 }
 
-// optionsOf returns the requests of a claim with all their alternatives.
-func optionsOf(path string, d resourceapi.DeviceClaim) (all []option) {
-	for i, r := range d.Requests {
-		at := fmt.Sprintf("%s.requests[%d]", path, i)
-		if r.Exactly != nil {
-			all = append(all, option{ExactDeviceRequest: *r.Exactly, name: r.Name, path: at + ".exactly", request: i, sub: -1})
+// optionsOf returns the requests of a claim with all their alternatives. It sets what the API server sets in new objects.
+func optionsOf(path string, d *resourceapi.DeviceClaim) (all []option) {
+	for i := range d.Requests {
+		r, at := &d.Requests[i], fmt.Sprintf("%s.requests[%d]", path, i)
+		if e := r.Exactly; e != nil {
+			setDefaults(&e.AllocationMode, &e.Count)
+			all = append(all, option{ExactDeviceRequest: *e, name: r.Name, path: at + ".exactly", request: i, sub: -1})
 		}
-		for k, s := range r.FirstAvailable {
+		for k := range r.FirstAvailable {
+			s := &r.FirstAvailable[k]
+			setDefaults(&s.AllocationMode, &s.Count)
 			exact := resourceapi.ExactDeviceRequest{DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, AllocationMode: s.AllocationMode,
-				Count: s.Count, DerivedAttributes: s.DerivedAttributes}
+				Count: s.Count, Capacity: s.Capacity, DerivedAttributes: s.DerivedAttributes}
 			all = append(all, option{ExactDeviceRequest: exact, name: r.Name + "/" + s.Name, path: fmt.Sprintf("%s.firstAvailable[%d]", at, k),
 				request: i, sub: k})
 		}
 	}
 	return all
+}
+
+func setDefaults(mode *resourceapi.DeviceAllocationMode, count *int64) {
+	*mode = cmp.Or(*mode, resourceapi.DeviceAllocationModeExactCount)
+	if *mode == resourceapi.DeviceAllocationModeExactCount {
+		*count = cmp.Or(*count, 1)
+	}
 }
 
 // appliesTo reports whether a list of requests in a constraint or config entry contains the option. As in the scheduler, an empty list
@@ -99,27 +110,6 @@ func (o option) devices() string {
 		text += " (admin access)"
 	}
 	return text
-}
-
-// setDefaults sets what the API server sets in new objects.
-func setDefaults(d *resourceapi.DeviceClaim) {
-	set := func(mode *resourceapi.DeviceAllocationMode, count *int64) {
-		if *mode == "" {
-			*mode = resourceapi.DeviceAllocationModeExactCount
-		}
-		if *mode == resourceapi.DeviceAllocationModeExactCount && *count == 0 {
-			*count = 1
-		}
-	}
-	for i := range d.Requests {
-		if e := d.Requests[i].Exactly; e != nil {
-			set(&e.AllocationMode, &e.Count)
-		}
-		for k := range d.Requests[i].FirstAvailable {
-			s := &d.Requests[i].FirstAvailable[k]
-			set(&s.AllocationMode, &s.Count)
-		}
-	}
 }
 
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
@@ -201,8 +191,7 @@ func (c *checker) checkConstraints(m manifest, path string, d resourceapi.Device
 // checkDevices checks which devices and settings a claim would get. To find all faults, it goes on without the selectors that are wrong.
 func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClaim) (rows []served) {
 	c.checked++
-	setDefaults(&d)
-	all := optionsOf(path, d)
+	all := optionsOf(path, &d)
 	c.checkEntries(m, path, d.Config)
 	for i, e := range d.Config {
 		c.checkNames(m, fmt.Sprintf("%s.config[%d]", path, i), e.Requests, all)
@@ -293,15 +282,13 @@ func (c *checker) selectHere(m manifest, all []option, entries []resourceapi.Dev
 
 // selectorsOf returns the selectors of an option in a claim.
 func selectorsOf(d *resourceapi.DeviceClaim, o option) *[]resourceapi.DeviceSelector {
-	r := &d.Requests[slices.IndexFunc(d.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name == o.requestName() })]
 	if o.sub < 0 {
-		return &r.Exactly.Selectors
+		return &d.Requests[o.request].Exactly.Selectors
 	}
-	named := func(s resourceapi.DeviceSubRequest) bool { return o.name == r.Name+"/"+s.Name }
-	return &r.FirstAvailable[slices.IndexFunc(r.FirstAvailable, named)].Selectors
+	return &d.Requests[o.request].FirstAvailable[o.sub].Selectors
 }
 
-// reduce returns the claim without the requests for devices that are not here. The allocator ignores config entries for other requests, so
+// reduce returns the claim without the requests for devices that are not here, and updates the indexes of the others. The allocator ignores config entries for other requests, so
 // reduce reports those.
 func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all, here []option) resourceapi.DeviceClaim {
 	for i, e := range d.Config {
@@ -314,17 +301,20 @@ func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all
 			c.fail("%s: it applies to no request with VFs", m.at(fmt.Sprintf("%s.config[%d].opaque.parameters", path, i)))
 		}
 	}
-	out := *d.DeepCopy()
-	kept := func(request, sub int) bool {
-		return slices.ContainsFunc(here, func(o option) bool { return o.request == request && o.sub == sub })
-	}
+	out, last := *d.DeepCopy(), -1
 	out.Requests = nil
-	for i, r := range d.DeepCopy().Requests {
-		k := -1
-		r.FirstAvailable = slices.DeleteFunc(r.FirstAvailable, func(resourceapi.DeviceSubRequest) bool { k++; return !kept(i, k) })
-		if kept(i, -1) || len(r.FirstAvailable) > 0 {
-			out.Requests = append(out.Requests, r)
+	for i := range here {
+		o := &here[i]
+		if o.request != last {
+			one := *d.Requests[o.request].DeepCopy()
+			one.FirstAvailable = nil
+			out.Requests, last = append(out.Requests, one), o.request
 		}
+		r := &out.Requests[len(out.Requests)-1]
+		if o.sub >= 0 {
+			r.FirstAvailable = append(r.FirstAvailable, d.Requests[last].FirstAvailable[o.sub])
+		}
+		o.request, o.sub = len(out.Requests)-1, len(r.FirstAvailable)-1
 	}
 	return out
 }
