@@ -25,7 +25,6 @@ import (
 type checker struct {
 	cluster
 	ctx       context.Context //nolint:containedctx // of one run of the command
-	all       cluster         // the devices before a claim changes the examples
 	own       map[attribute]any
 	resources map[string]*pool.Resource // of DRA
 	compiled  *cel.Cache
@@ -75,7 +74,6 @@ func newChecker(ctx context.Context, o *options, config *pool.Config) (*checker,
 	if c.cluster, err = o.loadCluster(config); err != nil {
 		return nil, err
 	}
-	c.all = c.cluster
 	printed, err := Classes(config)
 	if err != nil {
 		return nil, err
@@ -166,6 +164,9 @@ func (c *checker) Get(name string) (*resourceapi.DeviceClass, error) {
 	one, ok := c.class(func(d class) bool { return d.Name == name })
 	if !ok {
 		return nil, fmt.Errorf("no class %s", name)
+	}
+	if c.example { // examplesOf selects the devices
+		one.Spec.Selectors = nil
 	}
 	return &one.DeviceClass, nil
 }

@@ -144,32 +144,6 @@ func literal(v any) string {
 	return string(text)
 }
 
-// withValues returns a copy of an example cluster with some devices of each resource. They have the given values in turn, as if the devices
-// existed that a claim wants.
-func (c cluster) withValues(wanted map[attribute][]any, count int64) cluster {
-	var list []*resourceapi.ResourceSlice
-	for _, s := range c.slices {
-		s = s.DeepCopy()
-		s.Spec.Devices = s.Spec.Devices[:min(int(count), len(s.Spec.Devices))]
-		for i := range s.Spec.Devices {
-			for a, values := range wanted {
-				name := resourceapi.QualifiedName(strings.TrimPrefix(a.String(), claim.Driver+"/"))
-				attributes := s.Spec.Devices[i].Attributes
-				switch v := values[i%len(values)].(type) {
-				case string:
-					attributes[name] = resourceapi.DeviceAttribute{StringValue: &v}
-				case int64:
-					attributes[name] = resourceapi.DeviceAttribute{IntValue: &v}
-				case bool:
-					attributes[name] = resourceapi.DeviceAttribute{BoolValue: &v}
-				}
-			}
-		}
-		list = append(list, s)
-	}
-	return newCluster(list, true)
-}
-
 // loadCluster returns the devices of the flag --slices, those of this node, or examples.
 func (o *options) loadCluster(config *pool.Config) (cluster, error) {
 	if o.slices != "" {

@@ -200,17 +200,15 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 	if !c.checkRequests(m, path, d, all) || !c.checkConstraints(m, path, d, all, here) || len(here) == 0 {
 		return nil
 	}
-	if c.example {
-		c.cluster = c.all.withValues(c.wanted(here))
-		defer func() { c.cluster = c.all }()
-	}
 	for i := range here {
 		o := &here[i]
 		if !o.wrong {
 			o.matched, o.wrong = c.matchRequest(m, o)
 		}
-		if o.wrong {
+		if o.wrong || c.example { // the values of examples are made up
 			*selectorsOf(&d, *o) = nil
+		}
+		if o.wrong {
 			class, _ := c.class(func(d class) bool { return d.Name == o.DeviceClassName })
 			o.matched, _ = c.matching(class.selectors)
 		}
@@ -223,6 +221,9 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 // matchRequest returns the devices that class and request select. The second result is true if there are none, or if a selector is wrong.
 func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong bool) {
 	matched, ok := c.matching(o.selectors)
+	if ok && c.example {
+		matched = c.examplesOf(o.selectors)
+	}
 	switch {
 	case !ok:
 	case len(matched) == 0 && o.sub >= 0: // the scheduler may choose another alternative
@@ -230,6 +231,7 @@ func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong b
 			c.notice("%s: the selectors of class and alternative match no device", m.at(o.path))
 		}
 		return nil, false
+	case len(matched) > 0 && c.example:
 	case len(matched) > 0:
 		c.checkValues(o.selectors, c.notice)
 		if i := slices.IndexFunc(matched, func(d device) bool { return d.selected }); i >= 0 {
@@ -319,18 +321,17 @@ func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all
 	return out
 }
 
-// wanted returns the values that selectors compare with attributes, except the resource, and the number of devices that the requests want.
-func (c *checker) wanted(here []option) (out map[attribute][]any, count int64) {
-	out = map[attribute][]any{}
-	for _, o := range here {
-		count += max(o.Count, 1)
-		for _, s := range o.selectors {
-			for _, r := range s.reads {
-				if _, ok := c.own[r.attribute]; ok && r.name != "resource" && r.isEquality() {
-					out[r.attribute] = append(out[r.attribute], r.values...)
-				}
+// examplesOf returns the examples of the resources with which selectors compare, or else of all resources.
+func (c *checker) examplesOf(list []selector) []device {
+	var resources []any
+	for _, s := range list {
+		for _, r := range s.reads {
+			if r.attribute == (attribute{claim.Driver, "resource"}) && r.isEquality() {
+				resources = append(resources, r.values...)
 			}
 		}
 	}
-	return out, count
+	return slices.DeleteFunc(slices.Clone(c.devices), func(d device) bool {
+		return len(resources) > 0 && !slices.Contains(resources, any(d.resource()))
+	})
 }

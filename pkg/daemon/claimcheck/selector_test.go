@@ -166,6 +166,13 @@ func TestNode(t *testing.T) {
 			t.Errorf("%s: status %d, %s", args, status, stderr)
 		}
 	}
+	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: fast.example.com}\nspec: {selectors: [{cel: {expression: 'device.driver == " +
+		`"sriov.podlace.io" && device.attributes["sriov.podlace.io"].pf == "ens7f0"'}}]}` + "\n---\n"
+	m := pcitest.WriteFiles(t, map[string]string{"m.yaml": class + selecting(`device.attributes["sriov.podlace.io"].resource == "example.org/Open_1"`)})
+	if status, stdout, stderr := check("fits.yaml", t.TempDir(), m+"/m.yaml"); status != exitProblems || strings.Count(stdout, "of example.org/Open_1") != 2 ||
+		strings.Count(stdout, "of example.com/fast") != 1 {
+		t.Errorf("a class with values of its own: status %d, %s%s", status, stdout, stderr)
+	}
 	if status, _, stderr := check("fits.yaml", cards, filepath.Join(dir, "empty.yaml")); status != 0 || !strings.Contains(stderr, "empty.yaml contains no object") {
 		t.Errorf("an empty file: status %d, %s", status, stderr)
 	}
