@@ -71,7 +71,7 @@ func newChecker(ctx context.Context, o *options, config *pool.Config) (*checker,
 		}
 	}
 	var err error
-	if c.cluster, err = o.loadCluster(config); err != nil {
+	if c.cluster, err = c.loadCluster(o, config); err != nil {
 		return nil, err
 	}
 	printed, err := Classes(config)
@@ -195,15 +195,14 @@ func (c *checker) checkAll() {
 // checkObject checks a claim or a template.
 func (c *checker) checkObject(m manifest) {
 	switch m.kind() {
-	case kindClaim:
-		var spec resourceapi.ResourceClaimSpec
-		if c.decodeSpec(m, &spec) {
-			c.claims[m.id()] = c.checkDevices(m, "spec.devices", spec.Devices)
-		}
-	case kindTemplate:
+	case kindClaim, kindTemplate:
 		var spec resourceapi.ResourceClaimTemplateSpec
-		if c.decodeSpec(m, &spec) {
-			c.claims[m.id()] = c.checkDevices(m, "spec.spec.devices", spec.Spec.Devices)
+		path, to := "spec.spec.devices", any(&spec)
+		if m.kind() == kindClaim {
+			path, to = "spec.devices", &spec.Spec
+		}
+		if c.decodeSpec(m, to) {
+			c.claims[m.id()] = c.checkDevices(m, path, spec.Spec.Devices)
 		}
 	case kindClass: // addClasses has checked it
 		c.checked++

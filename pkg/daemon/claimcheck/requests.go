@@ -166,23 +166,24 @@ func (c *checker) checkConstraints(m manifest, path string, d resourceapi.Device
 	for i, constraint := range d.Constraints {
 		at := fmt.Sprintf("%s.constraints[%d]", path, i)
 		c.checkNames(m, at, constraint.Requests, all)
-		for key, name := range map[string]*resourceapi.FullyQualifiedName{"matchAttribute": constraint.MatchAttribute,
-			"distinctAttribute": constraint.DistinctAttribute} {
-			if name == nil || !slices.ContainsFunc(here, func(o option) bool { return o.appliesTo(constraint.Requests) }) {
-				continue
-			}
-			domain, id, full := strings.Cut(string(*name), "/")
-			a := attribute{domain, id}
-			_, own := c.own[a]
-			derived := slices.ContainsFunc(all, func(o option) bool {
-				return slices.ContainsFunc(o.DerivedAttributes, func(d resourceapi.DeviceDerivedAttribute) bool { return d.Name == *name })
-			})
-			switch {
-			case !full:
-				c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key), *name, claim.Driver)
-			case !own && !derived && len(c.values[a]) == 0:
-				c.fail("%s: %s: %s", m.at(at+"."+key), *name, c.unknown(a))
-			}
+		key, name := "matchAttribute", constraint.MatchAttribute
+		if name == nil {
+			key, name = "distinctAttribute", constraint.DistinctAttribute
+		}
+		if name == nil || !slices.ContainsFunc(here, func(o option) bool { return o.appliesTo(constraint.Requests) }) {
+			continue
+		}
+		domain, id, full := strings.Cut(string(*name), "/")
+		a := attribute{domain, id}
+		_, own := c.own[a]
+		derived := slices.ContainsFunc(all, func(o option) bool {
+			return slices.ContainsFunc(o.DerivedAttributes, func(d resourceapi.DeviceDerivedAttribute) bool { return d.Name == *name })
+		})
+		switch {
+		case !full:
+			c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key), *name, claim.Driver)
+		case !own && !derived && len(c.values[a]) == 0:
+			c.fail("%s: %s: %s", m.at(at+"."+key), *name, c.unknown(a))
 		}
 	}
 	return len(c.problems) == before
