@@ -179,7 +179,7 @@ func (c *checker) checkAll() {
 			c.fail("%s: another %s has this name", m.at("metadata.name"), m.kind())
 		}
 		named[m.id()] = m.name() != "" && m.root.Get("apiVersion").Text() == claimAPI
-		if m.name() == "" && m.root.Get("metadata", "generateName").Text() == "" && slices.Contains([]string{"Pod", kindClaim, kindTemplate, kindClass}, m.kind()) {
+		if m.lacksName() {
 			c.fail("%s is missing: the API server wants a name", m.at("metadata.name"))
 		}
 		c.checkObject(m)

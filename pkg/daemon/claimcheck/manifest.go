@@ -39,6 +39,12 @@ func (m manifest) kind() string { return m.root.Get("kind").Text() }
 
 func (m manifest) name() string { return m.root.Get("metadata", "name").Text() }
 
+// lacksName reports whether the API server refuses the object because it has no name.
+func (m manifest) lacksName() bool {
+	return m.name() == "" && m.root.Get("metadata", "generateName").Text() == "" &&
+		slices.Contains([]string{"Pod", kindClaim, kindTemplate, kindClass}, m.kind())
+}
+
 func (m manifest) namespace() string {
 	return cmp.Or(m.root.Get("metadata", "namespace").Text(), "default")
 }

@@ -291,8 +291,8 @@ func selectorsOf(d *resourceapi.DeviceClaim, o option) *[]resourceapi.DeviceSele
 	return &d.Requests[o.request].FirstAvailable[o.sub].Selectors
 }
 
-// reduce returns the claim without the requests for devices that are not here, and updates the indexes of the others. The allocator ignores config entries for other requests, so
-// reduce reports those.
+// reduce returns the claim without the requests for devices that are not here, and updates the indexes of the others. The allocator ignores
+// config entries for other requests, so reduce reports those.
 func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all, here []option) resourceapi.DeviceClaim {
 	for i, e := range d.Config {
 		applies := func(o option) bool { return o.appliesTo(e.Requests) }

@@ -173,7 +173,8 @@ func TestNode(t *testing.T) {
 		strings.Count(stdout, "of example.com/fast") != 1 {
 		t.Errorf("a class with values of its own: status %d, %s%s", status, stdout, stderr)
 	}
-	if status, _, stderr := check("fits.yaml", cards, filepath.Join(dir, "empty.yaml")); status != 0 || !strings.Contains(stderr, "empty.yaml contains no object") {
+	status, _, stderr := check("fits.yaml", cards, filepath.Join(dir, "empty.yaml"))
+	if status != 0 || !strings.Contains(stderr, "empty.yaml contains no object") {
 		t.Errorf("an empty file: status %d, %s", status, stderr)
 	}
 }
@@ -235,8 +236,8 @@ func TestSharedPools(t *testing.T) {
 		{"{name: gpu, exactly: {deviceClassName: gpu, count: 3}}", "spec.devices.requests: a node can hold each request, but no node all of them", 1, 1},
 	} {
 		m := pcitest.WriteFiles(t, map[string]string{"m.yaml": claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}, " + c.request + "]\n")})
-		status, stdout, stderr := run("check-claim", m+"/m.yaml", "--class", dir+"/shared.yaml", "--slices", dir+"/slices", "--config-file", dir+"/config.json",
-			"--resource-prefix", "example.com")
+		status, stdout, stderr := run("check-claim", m+"/m.yaml", "--class", dir+"/shared.yaml", "--slices", dir+"/slices",
+			"--config-file", dir+"/config.json", "--resource-prefix", "example.com")
 		stderr = position.ReplaceAllString(strings.ReplaceAll(stderr, m+"/", ""), "m.yaml: ")
 		if status != c.status || strings.Count(stderr, "\n") != c.lines || !strings.Contains(stderr, c.says) ||
 			strings.Contains(stdout, "request vf: 1 VF of example.com/fast") != (status == 0) {
