@@ -74,22 +74,21 @@ func (c *checker) allocateAll(m manifest, path string, d resourceapi.DeviceClaim
 		return nil
 	}
 	for _, o := range here {
-		if len(o.matched) == 0 {
-			continue // matchRequest has reported it
-		}
-		if alone, _ := c.allocate(only(d, o)); alone == nil {
+		if alone, _ := c.allocate(only(d, o)); alone != nil {
+			rows = append(rows, c.serveAll(m, path, d, o)...)
+		} else if len(o.matched) > 0 { // otherwise matchRequest has reported it
 			c.notice("%s: no node can hold this alternative: %s", m.at(o.path), o.shortage())
-			continue
 		}
-		found := len(rows)
-		for _, resource := range append(o.resources(), "") {
-			if resource == "" && len(rows) > found {
-				break // the empty name stands for a request that no resource fills alone
-			}
-			if one, _ := c.allocate(prefer(d, o, resource)); one != nil {
-				if row, ok := c.serve(m, path, one, o); ok && !o.wrong {
-					rows = append(rows, row)
-				}
+	}
+	return rows
+}
+
+// serveAll allocates the claim once for each resource of an alternative, or once if no resource fills the request alone.
+func (c *checker) serveAll(m manifest, path string, d resourceapi.DeviceClaim, o option) (rows []served) {
+	for _, resource := range append(o.resources(), "") {
+		if one, _ := c.allocate(prefer(d, o, resource)); one != nil && (resource != "" || rows == nil) {
+			if row, ok := c.serve(m, path, one, o); ok && !o.wrong {
+				rows = append(rows, row)
 			}
 		}
 	}
@@ -107,14 +106,11 @@ func (c *checker) tooMany(m manifest, here []option) (found bool) {
 	return found
 }
 
-// allocatorPrefix matches the name of the claim in an error of the allocator.
-var allocatorPrefix = regexp.MustCompile(`^claim claim, `)
-
 func reason(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the search for devices takes more than %s, after which the scheduler gives up: ask for less", patience)
 	}
-	return allocatorPrefix.ReplaceAllString(err.Error(), "")
+	return strings.TrimPrefix(err.Error(), "claim claim, ") // as allocate names it
 }
 
 // only returns the claim with a single request, which has no other alternative, and without constraints.

@@ -131,11 +131,9 @@ func (c *checker) addClasses(list []manifest) {
 			entries[i].DeviceConfiguration = e.DeviceConfiguration
 		}
 		c.checkEntries(m, "spec", entries)
-		one.selectors, one.sound = c.compile(m, "spec", one.Spec.Selectors)
-		if one.sound && c.otherDriver(one.selectors) == "" {
-			one.sound = c.checkReads(one.selectors)
-		}
-		if one.sound {
+		list, valid := c.compile(m, "spec", one.Spec.Selectors)
+		one.selectors = list
+		if one.sound = valid && (c.otherDriver(list) != "" || c.checkReads(list)); one.sound {
 			_, one.sound = c.matching(one.selectors)
 		}
 		c.classes = append(c.classes, one)
@@ -151,6 +149,10 @@ func (c *checker) class(match func(class) bool) (class, bool) {
 	return c.classes[i], true
 }
 
+func (c *checker) classNamed(name string) (class, bool) {
+	return c.class(func(d class) bool { return d.Name == name })
+}
+
 // List returns all classes for the allocator.
 func (c *checker) List() (list []*resourceapi.DeviceClass, err error) {
 	for i := range c.classes {
@@ -161,7 +163,7 @@ func (c *checker) List() (list []*resourceapi.DeviceClass, err error) {
 
 // Get returns a class for the allocator.
 func (c *checker) Get(name string) (*resourceapi.DeviceClass, error) {
-	one, ok := c.class(func(d class) bool { return d.Name == name })
+	one, ok := c.classNamed(name)
 	if !ok {
 		return nil, fmt.Errorf("no class %s", name)
 	}

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/vfconfig"
@@ -50,9 +51,9 @@ func (c *checker) checkPod(m manifest, path string, value strict.Value) {
 		}
 		c.checked++
 		same := func(o corev1.PodResourceClaim) bool {
-			return o.ResourceClaimName != nil && *o.ResourceClaimName == *name
+			return kind == kindClaim && ptr.Deref(o.ResourceClaimName, "") == *name
 		}
-		if kind == kindClaim && slices.ContainsFunc(spec.ResourceClaims[:i], same) {
+		if slices.ContainsFunc(spec.ResourceClaims[:i], same) {
 			continue
 		}
 		claims[i] = c.claims[id]

@@ -6,11 +6,11 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/strict"
@@ -99,12 +99,12 @@ func (o option) devices() string {
 	if len(o.matched) > 0 && o.matched[0].driver != claim.Driver {
 		what = "device"
 	}
-	text := "1 " + what
+	text := fmt.Sprintf("%d %ss", o.Count, what)
 	switch {
 	case o.AllocationMode == resourceapi.DeviceAllocationModeAll:
 		text = "all " + what + "s"
-	case o.Count > 1:
-		text = fmt.Sprintf("%d %ss", o.Count, what)
+	case o.Count == 1:
+		text = "1 " + what
 	}
 	if o.isAdmin() {
 		text += " (admin access)"
@@ -112,15 +112,13 @@ func (o option) devices() string {
 	return text
 }
 
-var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
 // checkRequests reports requests that the API server refuses.
 func (c *checker) checkRequests(m manifest, path string, d resourceapi.DeviceClaim, all []option) (ok bool) {
 	before := len(c.problems)
 	names := map[string]bool{}
 	checkName := func(at, name string) {
 		switch label := name[strings.LastIndex(name, "/")+1:]; {
-		case !dnsLabel.MatchString(label):
+		case len(validation.IsDNS1123Label(label)) > 0:
 			c.fail("%s: %q: want a name of at most 63 lower-case letters, digits and -", m.at(at+".name"), label)
 		case names[name]:
 			c.fail("%s: %s: another request has this name", m.at(at+".name"), label)
@@ -210,7 +208,7 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 			*selectorsOf(&d, *o) = nil
 		}
 		if o.wrong {
-			class, _ := c.class(func(d class) bool { return d.Name == o.DeviceClassName })
+			class, _ := c.classNamed(o.DeviceClassName)
 			o.matched, _ = c.matching(class.selectors)
 		}
 	}
@@ -225,24 +223,25 @@ func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong b
 	if ok && c.example {
 		matched = c.examplesOf(o.selectors)
 	}
+	lack := c.lack
+	if o.sub >= 0 { // the scheduler may choose another alternative
+		lack = c.notice
+	}
 	switch {
 	case !ok:
-	case len(matched) == 0 && o.sub >= 0: // the scheduler may choose another alternative
-		if !c.checkValues(o.selectors, c.notice) {
-			c.notice("%s: the selectors of class and alternative match no device", m.at(o.path))
+		return nil, true
+	case len(matched) == 0:
+		if !c.checkValues(o.selectors, lack) {
+			lack("%s: the selectors of class and request match no device", m.at(o.path))
 		}
-		return nil, false
-	case len(matched) > 0 && c.example:
-	case len(matched) > 0:
+	case !c.example:
 		c.checkValues(o.selectors, c.notice)
 		if i := slices.IndexFunc(matched, func(d device) bool { return d.selected }); i >= 0 {
 			c.notice("%s: the nodes of pool %s are not known (nodeSelector), so the devices of %s were taken to be within reach of each node",
 				m.at(o.path), matched[i].pool, matched[i].driver)
 		}
-	case !c.checkValues(o.selectors, c.lack):
-		c.lack("%s: the selectors of class and request match no device", m.at(o.path))
 	}
-	return matched, len(matched) == 0 || !ok
+	return matched, len(matched) == 0 && o.sub < 0
 }
 
 // selectHere compiles the selectors of the requests, and returns the requests that the devices here can serve.
@@ -250,7 +249,7 @@ func (c *checker) selectHere(m manifest, all []option, entries []resourceapi.Dev
 	var unknown []option
 	for _, o := range all {
 		at := m.at(o.path + ".deviceClassName")
-		one, known := c.class(func(d class) bool { return d.Name == o.DeviceClassName })
+		one, known := c.classNamed(o.DeviceClassName)
 		own, valid := c.compile(m, o.path, o.Selectors)
 		o.selectors = slices.Concat(one.selectors, own)
 		other := c.otherDriver(o.selectors)
@@ -297,7 +296,8 @@ func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all
 	for i, e := range d.Config {
 		applies := func(o option) bool { return o.appliesTo(e.Requests) }
 		known := func(o option) bool {
-			return applies(o) && slices.ContainsFunc(c.classes, func(d class) bool { return d.Name == o.DeviceClassName })
+			_, ok := c.classNamed(o.DeviceClassName)
+			return ok && applies(o)
 		}
 		ours := e.Opaque != nil && e.Opaque.Driver == claim.Driver
 		if ours && !slices.ContainsFunc(here, applies) && slices.ContainsFunc(all, known) {

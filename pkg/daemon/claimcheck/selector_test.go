@@ -120,7 +120,7 @@ func TestUnheld(t *testing.T) {
 		{"one alternative", first("count: 2", "selectors: [{cel: {expression: 'device.attributes[\"sriov.podlace.io\"].vf == -7'}}]"),
 			"notice: m.yaml: ResourceClaim shop/c: spec.devices.requests[0].firstAvailable[1].selectors[0].cel.expression: it compares sriov.podlace.io/vf with -7", 0},
 		{"no value of an alternative", first("count: 2", "selectors: [{cel: {expression: 'device.attributes[\"sriov.podlace.io\"].vf > 99'}}]"),
-			"notice: m.yaml: ResourceClaim shop/c: spec.devices.requests[0].firstAvailable[1]: the selectors of class and alternative match no device", 0},
+			"notice: m.yaml: ResourceClaim shop/c: spec.devices.requests[0].firstAvailable[1]: the selectors of class and request match no device", 0},
 		{"capacity", claimOf("    requests: [{name: a, " + class + ", capacity: {requests: {ingressBandwidth: 10G}}}}]\n"),
 			"requests[0].exactly: no node can hold the request: VFs have no capacity: remove the key capacity", 1},
 		{"limit", strings.Replace(podOf("Pod", ""), "containers: []", "containers: [{name: x, resources: {limits: {example.com/fast: 33}}}]", 1),
