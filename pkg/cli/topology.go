@@ -90,7 +90,7 @@ func newTopology() *cobra.Command {
 }
 
 func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error {
-	_, list, damaged, err := f.read(stderr)
+	list, err := f.read(stderr)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	}
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
 	err = printAs(f.output, stdout, t, func() { fmt.Fprint(stdout, t.text()) })
-	return errors.Join(printDamaged(stderr, damaged), err)
+	return errors.Join(printUnreadable(stderr, f.network), err)
 }
 
 // newPicture builds the topology of the node from lists: it groups the attachments by bridge and the VFs by PF.
