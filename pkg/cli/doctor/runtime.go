@@ -251,12 +251,6 @@ func (n *node) runtimeFolders() (found []Finding) {
 	for _, r := range n.runtimes {
 		found = append(found, n.compareFolders(r)...)
 	}
-	if n.running["containerd"] && n.running["crio"] {
-		found = append(found, Finding{Level: Warning, Code: "two-runtimes", What: "containerd and CRI-O both run",
-			Evidence:    "processes containerd and crio",
-			Consequence: "only the one that the kubelet names starts pods; 'podlace gc' asks both",
-			Command:     "ps -o args -C kubelet | tr ' ' '\\n' | grep container-runtime-endpoint"})
-	}
 	return found
 }
 
