@@ -185,10 +185,6 @@ func runtimeCases() map[string]breakage {
 		"broken TOML": {"runtime", func(l *lab) {
 			l.write("etc/containerd/config.toml", "[[")
 		}, "could not read the configuration of containerd"},
-		"a folder before": {"runtime", func(l *lab) {
-			l.write("first/bridge", "")
-			l.write("etc/crio/crio.conf", crioConf(*l, "plugin_dirs = [\""+l.Root+"/first\", \""+l.BinDir+"\"]\n"))
-		}, "CRI-O runs the plugin bridge of "},
 		"no runtime": {"runtime", func(l *lab) { os.RemoveAll(l.Root + "/etc") }, "warning no container runtime was found"},
 	}
 }
