@@ -153,8 +153,8 @@ func parseHostPort(text string) (port uint16, protocol string, err error) {
 	return uint16(n), protocol, nil
 }
 
-// read returns the recorded attachments of the selected networks, with the records that cannot be read. The runtime's folder may be missing,
-// as on k3s nodes, because records need no configuration.
+// read returns the recorded attachments of the selected networks, with the records that cannot be read. The runtime's folder may be
+// missing, as on k3s nodes, because records need no configuration.
 func (f confFlags) read(stderr io.Writer) ([]*reconcile.Attachment, error) {
 	networks, notes, err := configurations(f.ConfDir)
 	switch {

@@ -82,8 +82,8 @@ func podTemplates() map[string][]string {
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses. The last argument is its kind unless
-// it names one itself.
+// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses. The last argument is its kind if
+// the object names none, as in a list of an API server.
 func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	kind = cmp.Or(o.Get("kind").Text(), kind)
 	if of, ok := strings.CutSuffix(kind, "List"); ok {
