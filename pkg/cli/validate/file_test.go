@@ -231,8 +231,8 @@ func TestManifests(t *testing.T) {
 	for text, want := range map[string]string{
 		"a: [":            "f:1:1: error: yaml: did not find expected node content",
 		"kind: Service\n": "f:1:1: warning: there is nothing here that Podlace reads",
-		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim": "f:4:1: ResourceClaim: warning: 'podlace sriov check-claim' checks this object [unknown-file]",
-		"kind: ResourceClaim": "f:1:1: ResourceClaim: warning: 'podlace sriov check-claim' checks this object [unknown-file]",
+		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim": "f:4:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
+		"kind: ResourceClaim": "f:1:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
 		"kind: Pod\nspec: {containers: [{ports: [{hostPort: '80'}]}]}": `f:2:31: Pod: spec.containers[0].ports[0].hostPort: error: "80": want a number`,
 		"kind: Pod\nmetadata: {labels: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {}": "f:2:21: Pod: metadata.labels.kubernetes.io/ingress-bandwidth: " +
 			"warning: no program reads this label: write it as an annotation [unknown-annotation]",

@@ -113,7 +113,7 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	case "ConfigMap":
 		return c.configMap(t, o)
 	case "ResourceClaim", "ResourceClaimTemplate", "DeviceClass":
-		c.add(t, o.Place, unknownFile, false, "'podlace sriov check-claim' checks this object")
+		c.add(t, o.Place, unknownFile, false, "use 'podlace sriov check-claim' for this object")
 	}
 	return 0
 }
