@@ -3,7 +3,6 @@
 package hostlocal
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -117,9 +116,7 @@ func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool
 			candidates[is.addr] = is
 		}
 	}
-	byTime := func(x, y netip.Addr) int {
-		return cmp.Or(candidates[x].written.Compare(candidates[y].written), x.Compare(y))
-	}
+	byTime := func(x, y netip.Addr) int { return candidates[x].written.Compare(candidates[y].written) }
 	var old []netip.Addr
 	for _, addr := range slices.SortedFunc(maps.Keys(candidates), byTime) {
 		is := candidates[addr]

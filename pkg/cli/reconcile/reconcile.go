@@ -98,10 +98,8 @@ func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, err
 		a := entry(found, rec.Key)
 		a.Pod, a.Netns = rec.Pod, rec.Netns
 		a.Holders = append(a.Holders, rec.Plugin)
-		for _, addresses := range rec.Addresses() {
-			for _, p := range addresses {
-				a.Addresses = append(a.Addresses, p.Addr())
-			}
+		for _, p := range rec.Addresses()[rec.IfName] {
+			a.Addresses = append(a.Addresses, p.Addr())
 		}
 		a.addDescription(rec)
 	}
