@@ -26,11 +26,11 @@ const (
 
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
-// Bind unbinds a VF from its current driver and binds it to the given driver, or to none for "". The kernel must already have loaded it. Bind
-// sets driver_override, so that no other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. If Bind cannot
-// bind the new driver, it binds the previous driver again. The error also says whether the previous driver is bound again. Bind stops when
-// ctx ends, or after 30 s. Rebinding the previous driver can take another 30 s. Before Bind, the caller must ensure that no program uses
-// the VF.
+// Bind unbinds a VF from its current driver and binds it to the given driver, or to none for "". The kernel must already have loaded it.
+// Bind sets driver_override, so that no other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. If Bind
+// cannot bind the new driver, it binds the previous driver again. The error also says whether the previous driver is bound again. Bind
+// stops when ctx ends, or after 30 s. Rebinding the previous driver can take another 30 s. Before Bind, the caller must ensure that no
+// program uses the VF.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if driver == "" {

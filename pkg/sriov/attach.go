@@ -193,7 +193,8 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 	v.journaled = true
 	return h.save(Holding{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
-		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.Wanted.Rebind != nil && *v.Wanted.Rebind,
+		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second),
+		Rebind:         v.Wanted.Rebind != nil && *v.Wanted.Rebind,
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 

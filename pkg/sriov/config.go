@@ -290,8 +290,8 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// onPF returns the settings that a VF has on its PF after ADD has applied the wanted settings. The argument `now` contains the VF's settings
-// before ADD.
+// onPF returns the settings that a VF has on its PF after ADD has applied the wanted settings. The argument `now` contains the VF's
+// settings before ADD.
 func onPF(want vfconfig.Config, now kernel.VF) kernel.VF {
 	if want.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *want.VLAN, 0, "802.1q"

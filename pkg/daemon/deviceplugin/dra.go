@@ -113,8 +113,8 @@ func (d *daemon) makeClaims() {
 	}
 }
 
-// newDRA creates the DRA driver. newDRA returns false if no client for the API server can be created. The daemon serves the device plugin API
-// even without the DRA driver.
+// newDRA creates the DRA driver. newDRA returns false if no client for the API server can be created. The daemon serves the device plugin
+// API even without the DRA driver.
 func (d *daemon) newDRA() bool {
 	client, err := d.newClient()
 	if err != nil {

@@ -170,8 +170,8 @@ func (d *daemon) whyUplink(dev pci.Device) string {
 	return ""
 }
 
-// ownerOf describes the pod, the claim or the network namespace that has a device. ownerOf returns "" if the device is free. Unless claims is
-// true, ownerOf ignores claims. The caller holds d.mu.
+// ownerOf describes the pod, the claim or the network namespace that has a device. ownerOf returns "" if the device is free. Unless claims
+// is true, ownerOf ignores claims. The caller holds d.mu.
 func (d *daemon) ownerOf(dev pci.Device, claims bool) string {
 	d.mergeUnlisted()
 	for _, h := range d.held {

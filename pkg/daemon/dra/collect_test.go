@@ -156,7 +156,8 @@ func TestLostRecordOfPod(t *testing.T) {
 }
 
 // TestLostDriver checks a claim whose record was lost and rebuilt. When the claim ends, the VF gets the driver that it had before the
-// claim. The daemon derives this driver from the resource or the VF's last interface. If both are unknown, the log says what the admin can do.
+// claim. The daemon derives this driver from the resource or the VF's last interface. If both are unknown, the log says what the admin can
+// do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string

@@ -28,8 +28,8 @@ func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	p.record.Bound = append(p.record.Bound, claim.Binding{ID: dev.Address.String(), Driver: dev.driver, Former: former})
 }
 
-// formerDriver returns the driver that a device had before its claim, or "" if it is unknown. The kernel does not store it: it is the driver
-// of the resource, or the driver with which the device last had an interface.
+// formerDriver returns the driver that a device had before its claim, or "" if it is unknown. The kernel does not store it: it is the
+// driver of the resource, or the driver with which the device last had an interface.
 func (d *Driver) formerDriver(dev plannedDevice) string {
 	return cmp.Or(dev.restoreTo, d.latestInventory().Last[dev.Address].Driver)
 }

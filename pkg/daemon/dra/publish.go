@@ -147,9 +147,9 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 }
 
 // update() passes the desired slices to the controller if they have changed. If the API server has refused these slices, update() passes
-// the last accepted slices, so that the pool stays complete. update() holds the lock until p.submitted has changed, because Get waits for the
-// lock: the comparison that Update causes counts for the new slices. A comparison that is running may already read the new slices, but counts
-// for the former ones until the next comparison.
+// the last accepted slices, so that the pool stays complete. update() holds the lock until p.submitted has changed. Get waits for the lock,
+// so the comparison that Update causes counts for the new slices. A comparison that already runs may read the new slices, but counts for
+// the former ones; the next comparison corrects that.
 func (p *publisher) update(c *resourceslice.Controller, want *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

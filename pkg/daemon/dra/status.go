@@ -110,8 +110,8 @@ func (w *statusWriter) writeAll(ctx context.Context) (wait time.Duration) {
 	return wait
 }
 
-// noteWrite logs a failed write of a claim's status and determines when it is repeated. A missing permission usually concerns all claims, so
-// it is logged once for all.
+// noteWrite logs a failed write of a claim's status and determines when it is repeated. A missing permission usually concerns all claims,
+// so it is logged once for all.
 func (w *statusWriter) noteWrite(r claim.Record, err error) {
 	uid, key, hint := r.Claim().UID, "status "+r.Claim().UID, "the write is repeated"
 	logged := err
