@@ -148,10 +148,7 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	} else if errors.Is(err, fs.ErrNotExist) && f.File != poolfile.Default { // which a node without the device plugin lacks
 		return nil, err
 	}
-	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
-		return nil, err
-	}
-	if n.env, err = poolfile.Env(); err != nil {
+	if n.snapshot, n.env, err = poolfile.Scan(f.sysfs); err != nil {
 		return nil, err
 	}
 	answer, err := askPlugin(ctx, f.socket, poddevices.Question{Published: true})

@@ -92,9 +92,16 @@ func TestSRIOVLs(t *testing.T) {
 		!strings.Contains(stdout, "0000:11:02.1") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
-	status, stdout, stderr = runSRIOV(t, append(flags, "--config-file", "/nonexistent"), "ls")
-	if status != exitFailed || stdout != "" || !strings.Contains(stderr, "/nonexistent: no such file") {
-		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	for flag, says := range map[string]string{"--config-file": "/nonexistent: no such file",
+		"--sysfs": "--sysfs: stat /nonexistent: no such file or directory: want the folder where sysfs is mounted, such as /sys"} {
+		status, stdout, stderr = runSRIOV(t, append(flags, flag, "/nonexistent"), "ls")
+		if status != exitFailed || stdout != "" || !strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %s%s", flag, status, stdout, stderr)
+		}
+	}
+	status, _, stderr = runSRIOV(t, append(flags, "--node-name", "x y"), "explain")
+	if status != exitFailed || !strings.Contains(stderr, `--node-name "x y": want the name of a Node object`) {
+		t.Errorf("status %d, %s", status, stderr)
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -181,17 +180,14 @@ func (c *checker) readSlices(name string) (list []*resourceapi.ResourceSlice, er
 
 // nodeInventory returns the devices of this node as the daemon would find them without pods.
 func (o *options) nodeInventory(config *pool.Config) (i dra.Inventory, err error) {
-	i.Snapshot, err = pci.Scan(o.sysfs)
+	snapshot, env, err := poolfile.Scan(o.sysfs)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if _, err := os.Stat(o.sysfs); err != nil {
-			return i, fmt.Errorf("--sysfs: %w: want the folder where sysfs is mounted, such as /sys", err)
-		}
-		return i, nil // a machine without PCI
+	case errors.Is(err, fs.ErrNotExist): // a machine without PCI
+		return i, nil
 	case err != nil:
 		return i, err
 	}
-	env, err := poolfile.Env()
+	i.Snapshot = snapshot
 	for _, p := range pool.Assign(config, i.Snapshot, env) {
 		if p.Resource.API == pool.DRA {
 			i.Pools = append(i.Pools, p)
@@ -200,7 +196,7 @@ func (o *options) nodeInventory(config *pool.Config) (i dra.Inventory, err error
 	for _, n := range i.Snapshot.Nodes {
 		i.Nodes = append(i.Nodes, n.ID)
 	}
-	return i, err
+	return i, nil
 }
 
 // exampleInventory returns an inventory with two PFs for each resource, on two NUMA nodes, each with as many VFs as a claim can get.

@@ -144,6 +144,8 @@ spec:
 			`requests[0].exactly.deviceClassName: class "dra.cpu" is not known and was not checked`},
 		{"class of another driver, settings for all requests", claimOf("    requests: [{name: cpu, exactly: {deviceClassName: dra.cpu}}, " +
 			"{name: vf, exactly: {deviceClassName: fast.example.com}}]\n    config:\n" + parameters("", "mtu: 1400")), `class "dra.cpu"`},
+		{"alternative of another driver", claimOf("    requests: [{name: a, firstAvailable: [{name: cpu, deviceClassName: dra.cpu}, " +
+			"{name: fast, deviceClassName: fast.example.com}]}]\n"), `firstAvailable[0].deviceClassName: class "dra.cpu" is not known`},
 		{"class of another driver in the same domain", claimOf(strings.Replace(oneVF, "fast", "gpu", 1)), `class "gpu.example.com" is not known`},
 		{"vlanQoS without vlan", strings.TrimPrefix(qos, "---\n"), "vlanQoS and vlanProto need a vlan that is not 0; ADD fails unless the conflist"},
 		{"one claim twice", claimNamed("a", "ifName: data") + podOf("Pod", twice), ""},

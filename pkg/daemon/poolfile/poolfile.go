@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package poolfile reads the configuration file of the device plugin, and what the selection of devices needs to know of the node, for the
-// commands that only look at them.
+// Package poolfile reads the configuration file of the device plugin and the devices of the node for the commands that only look at them.
 package poolfile
 
 import (
 	"fmt"
+	"os"
 	"regexp"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -44,13 +45,19 @@ func Read(s pool.Source) (*pool.Config, error) {
 	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
 }
 
-// Env returns what the kernel knows about the node.
-func Env() (env pool.Env, err error) {
+// Scan returns the devices of the node, and what else their selection needs to know.
+func Scan(sysfs string) (s *pci.Snapshot, env pool.Env, err error) {
+	if _, err = os.Stat(sysfs); err != nil {
+		return nil, env, fmt.Errorf("--sysfs: %v: want the folder where sysfs is mounted, such as /sys", err) //nolint:errorlint // no lack of PCI
+	}
+	if s, err = pci.Scan(sysfs); err != nil {
+		return nil, env, err
+	}
 	host, err := kernel.Host()
 	if err != nil {
-		return env, err
+		return nil, env, err
 	}
 	defer host.Close()
 	env.DefaultRoute, err = host.Uplinks()
-	return env, err
+	return s, env, err
 }
