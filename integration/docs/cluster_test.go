@@ -3,14 +3,36 @@
 package docs
 
 import (
+	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
-// TestEvents checks the list of what a cluster does to the agent. A line has the event, what the agent does, and the tests that show it, which
-// must exist; at most five lines have none. docs/CLUSTER.md tells what an admin needs of it.
+// TestAgentKeys compares the table of the agent's keys with the schema of its configuration. A test of pkg/agent/nodeagent compares that with
+// the code.
+func TestAgentKeys(t *testing.T) {
+	var schema struct{ Properties map[string]any }
+	if err := json.Unmarshal([]byte(readFile(t, "conf/schema/podlace-node.schema.json")), &schema); err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, row := range parse(t, "plugins/podlace-node/README.md").rowsUnder(keysHeading) {
+		listed = append(listed, backquoted(row[0])...)
+	}
+	slices.Sort(listed)
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(schema.Properties)), listed); diff != "" {
+		t.Errorf("plugins/podlace-node/README.md needs a row for each key below \"## %s\"\n(-keys +rows)\n%s", keysHeading, diff)
+	}
+}
+
+// TestEvents checks the list of what a cluster does to the agent. A line has the event, what the agent does, and the tests of it. They must
+// exist; at most five lines have none. docs/CLUSTER.md tells what an admin needs of the list.
 func TestEvents(t *testing.T) {
 	const events = "integration/docs/testdata/cluster-events.tsv"
 	var tests strings.Builder
