@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAgentKeys compares the table of the agent's keys with the schema of its configuration. A test of pkg/agent/nodeagent compares that with
+// TestAgentKeys compares the table of the agent's keys with the schema of its configuration. A test of pkg/agent/nodeagent compares it with
 // the code.
 func TestAgentKeys(t *testing.T) {
 	var schema struct{ Properties map[string]any }
