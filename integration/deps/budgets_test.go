@@ -6,15 +6,24 @@ import (
 	"fmt"
 	"go/scanner"
 	"go/token"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/podlace/podlace/pkg/agent/nodeagent"
+	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/daemon/claimcheck"
+	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
 )
 
-// budgetFile has a line for each package, program and page: "lines", "bytes" or "words", the name, and the most that it may have.
+// budgetFile has a line for each package, program and page: "lines", "bytes" or "words", the name, and the most that it may have. The texts
+// that programs print as help have one line for all, "help".
 const budgetFile = "testdata/budgets.tsv"
 
 // budgets returns the budgets of one unit by name.
@@ -110,6 +119,33 @@ func TestBudgetWords(t *testing.T) {
 		}
 	})
 	compare(t, "words", have)
+}
+
+// TestBudgetHelp counts the words of 'podlace explain' and of --help of all programs.
+func TestBudgetHelp(t *testing.T) {
+	n := 0
+	for _, table := range []string{"explain.tsv", "codes.tsv"} {
+		data, err := os.ReadFile("../../pkg/cli/" + table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(strings.Fields(string(data)))
+	}
+	var daemon strings.Builder
+	deviceplugin.Main([]string{"--help"}, &daemon)
+	n += len(strings.Fields(daemon.String()))
+	for _, root := range []*cobra.Command{cli.Command(), nodeagent.Command(io.Discard, io.Discard), claimcheck.Command()} {
+		n += wordsOfHelp(root)
+	}
+	compare(t, "help", map[string]int64{"explain,--help": int64(n)})
+}
+
+func wordsOfHelp(c *cobra.Command) int {
+	n := len(strings.Fields(c.Long + c.UsageString()))
+	for _, sub := range c.Commands() {
+		n += wordsOfHelp(sub)
+	}
+	return n
 }
 
 // TestBudgetLinesCounts checks what counts as a line of code.

@@ -3,16 +3,38 @@
 package docs
 
 import (
+	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
-// TestEvents checks that the tests in each row of the table "What happens when" in docs/CLUSTER.md exist. At most five rows of this table
-// may have no test.
+// TestAgentKeys compares the table of the agent's keys with the schema of its configuration. A test of pkg/agent/nodeagent compares it with
+// the code.
+func TestAgentKeys(t *testing.T) {
+	var schema struct{ Properties map[string]any }
+	if err := json.Unmarshal([]byte(readFile(t, "conf/schema/podlace-node.schema.json")), &schema); err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, row := range parse(t, "plugins/podlace-node/README.md").rowsUnder(keysHeading) {
+		listed = append(listed, backquoted(row[0])...)
+	}
+	slices.Sort(listed)
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(schema.Properties)), listed); diff != "" {
+		t.Errorf("plugins/podlace-node/README.md needs a row for each key below \"## %s\"\n(-keys +rows)\n%s", keysHeading, diff)
+	}
+}
+
+// TestEvents checks the list of what a cluster does to the agent. A line has the event, what the agent does, and the tests of it. They must
+// exist; at most five lines have none. docs/CLUSTER.md tells what an admin needs of the list.
 func TestEvents(t *testing.T) {
+	const events = "integration/docs/testdata/cluster-events.tsv"
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/agent/nodeagent", "pkg/agent/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {
 		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
@@ -27,27 +49,24 @@ func TestEvents(t *testing.T) {
 			tests.Write(source)
 		}
 	}
-	_, table, _ := strings.Cut(readFile(t, "docs/CLUSTER.md"), "\n## What happens when\n")
-	table, _, _ = strings.Cut(table, "\n## ")
 	rows, without := 0, 0
-	for line := range strings.Lines(table) {
-		cells := strings.Split(line, "|")
-		if len(cells) != 5 || strings.Contains(line, "---") || strings.HasPrefix(line, "| Event ") {
-			continue
+	for line := range strings.Lines(readFile(t, events)) {
+		cells := strings.Split(strings.TrimSpace(line), "\t")
+		if len(cells) != 3 {
+			t.Fatalf("%s: %q: write \"EVENT\tAGENT\tTESTS\", or none in place of the tests", events, line)
 		}
 		rows++
-		names := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(cells[3], -1)
-		if len(names) == 0 {
+		if cells[2] == "none" {
 			without++
+			continue
 		}
-		for _, name := range names {
-			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(t *testing.T)") {
-				t.Errorf("docs/CLUSTER.md: \"What happens when\": %s: no package of the table has %s: write the name of the test that shows this event",
-					strings.TrimSpace(cells[1]), name[1])
+		for _, name := range strings.Split(cells[2], ", ") {
+			if !strings.Contains(tests.String(), "\nfunc "+name+"(t *testing.T)") {
+				t.Errorf("%s: %s: no package has %s: write the name of the test that shows this event", events, cells[0], name)
 			}
 		}
 	}
 	if rows < 20 || without > 5 {
-		t.Errorf("docs/CLUSTER.md: \"What happens when\": %d of %d rows have no test, 5 may: write `TestName` into their third cell", without, rows)
+		t.Errorf("%s: %d of %d lines have no test, 5 may: write its name into their third cell", events, without, rows)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestExplainTable checks that 'podlace explain' has the rows of the tables of keys, codes and checks in the documents.
+// TestExplainTable checks that 'podlace explain' has the rows of the tables of keys and error codes in the documents.
 func TestExplainTable(t *testing.T) {
 	const table = "pkg/cli/explain.tsv"
 	pages, err := filepath.Glob(filepath.Join(treeRoot, "plugins/*/README.md"))
@@ -25,7 +25,6 @@ func TestExplainTable(t *testing.T) {
 		explainRows(&want, parse(t, "plugins/"+plugin+"/README.md"), plugin)
 	}
 	explainRows(&want, parse(t, architecture), "plugin")
-	explainRows(&want, parse(t, "docs/CLUSTER.md"), "podlace-node")
 	if *update {
 		if err := os.WriteFile(filepath.Join(treeRoot, table), []byte(want.String()), 0o644); err != nil {
 			t.Fatal(err)
@@ -35,14 +34,14 @@ func TestExplainTable(t *testing.T) {
 	}
 }
 
-// explainRows writes a line for each row of those tables whose first column has the heading Key, Code or Check.
+// explainRows writes a line for each row of those tables whose first column has the heading Key or Code.
 func explainRows(to *strings.Builder, d markdownDocument, plugin string) {
 	link := regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
 	for _, table := range d.tables {
 		subject := strings.ToLower(table.head[0])
 		if strings.HasPrefix(subject, "key") {
 			subject = plugin
-		} else if subject != "code" && subject != "check" {
+		} else if subject != "code" {
 			continue
 		}
 		for _, row := range table.rows {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/pkg/cli"
 )
 
 const features = "integration/docs/testdata/features.tsv"
@@ -18,7 +20,7 @@ const features = "integration/docs/testdata/features.tsv"
 // the state (done, partly or not), the feature, and the evidence or the missing part. The make targets, tests and commands of podlace that
 // stand there as evidence must exist.
 func TestFeatures(t *testing.T) {
-	targets, commands := makeTargets(t), podlaceCommands(t)
+	targets, commands := makeTargets(t), podlaceCommands()
 	n := 0
 	for line := range strings.Lines(readFile(t, features)) {
 		n++
@@ -63,14 +65,11 @@ func checkEvidence(t *testing.T, row, command string, targets, commands []string
 	}
 }
 
-// podlaceCommands returns the commands with a heading in plugins/podlace/README.md, and the commands that cobra adds.
-func podlaceCommands(t *testing.T) []string {
-	t.Helper()
+// podlaceCommands returns the commands of podlace, and the one that cobra adds.
+func podlaceCommands() []string {
 	commands := []string{"completion"}
-	for _, heading := range parse(t, "plugins/podlace/README.md").headings {
-		if words := strings.Fields(heading); len(words) > 1 && words[0] == "podlace" {
-			commands = append(commands, words[1])
-		}
+	for _, c := range cli.Command().Commands() {
+		commands = append(commands, c.Name())
 	}
 	return commands
 }

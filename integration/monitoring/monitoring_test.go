@@ -257,7 +257,7 @@ func alertRules(t testing.TB) (list []rulefmt.Rule) {
 	return list
 }
 
-// TestAlerts checks that each alerting rule uses only metrics and labels that the programs serve. docs/MONITORING.md must describe exactly
+// TestAlerts checks that each alerting rule uses only metrics and labels that the programs serve. docs/OPERATING.md must describe exactly
 // the existing alerts.
 func TestAlerts(t *testing.T) {
 	metrics, names := allServed(t), []string{}
@@ -271,11 +271,11 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 	var told []string
-	for _, match := range regexp.MustCompile("(?m)^\\| `(Podlace[A-Za-z]+)` \\|").FindAllStringSubmatch(read(t, "../../docs/MONITORING.md"), -1) {
+	for _, match := range regexp.MustCompile("(?m)^\\| `(Podlace[A-Za-z]+)` \\|").FindAllStringSubmatch(read(t, "../../docs/OPERATING.md"), -1) {
 		told = append(told, match[1])
 	}
 	if diff := cmp.Diff(names, told); diff != "" || len(names) < 10 {
-		t.Errorf("docs/MONITORING.md needs one row \"| `ALERT` | CONDITION | ACTION |\" for each of the %d alerts, in their order\n(-alerts +rows)\n%s",
+		t.Errorf("docs/OPERATING.md needs one row \"| `ALERT` | WHAT TO DO |\" for each of the %d alerts, in their order\n(-alerts +rows)\n%s",
 			len(names), diff)
 	}
 }

@@ -15,21 +15,21 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-const explainHelp = `Explain a configuration key, an error code, or a code of validate and doctor, from
-the tables in Podlace's documents. A key may have its plugin as a prefix. Without an
-argument the command lists all keys and codes.`
+const explainHelp = `Explain a configuration key, an error code, a check of doctor, or a code in brackets
+of validate and doctor. A key may have its plugin as a prefix. Without an argument the
+command lists all keys, checks and codes.`
 
 const explainExample = `  podlace explain isGateway
   podlace explain host-local.ranges
   podlace explain 104
   podlace explain unknown-key`
 
-// An entry is a row of a table in the documents. Each row explains a configuration key, an error code or a check of doctor.
+// An entry explains a configuration key, an error code, a code of a finding or a check of doctor.
 type entry struct {
 	subject string // a plugin, "plugin" for the keys of all plugins, "code" or "check"
 	names   []string
 	facts   [][2]string // heading and text
-	source  string
+	source  string      // the document that has the row, or the command that prints the code
 }
 
 func newExplain() *cobra.Command {
@@ -122,14 +122,19 @@ func wrapText(text, indent string, width int) string {
 	return lines.String() + line + "\n"
 }
 
-// explainTable has a line for each entry: subject, names, document, then heading and text of each further cell. A test of the documents
-// writes it from their tables.
+// explainTable has a line for each key and each error code: subject, names, document, then heading and text of each further cell. A test of
+// the documents writes it from their tables.
 //
 //go:embed explain.tsv
 var explainTable string
 
+// codeTable has the checks of doctor and the codes of findings in the same form, with a command in place of the document. It is kept by hand.
+//
+//go:embed codes.tsv
+var codeTable string
+
 func entries() (all []entry) {
-	for line := range strings.Lines(explainTable) {
+	for line := range strings.Lines(explainTable + codeTable) {
 		cells := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		e := entry{subject: cells[0], names: strings.Split(cells[1], ", "), source: cells[2]}
 		for fact := range slices.Chunk(cells[3:], 2) {

@@ -115,8 +115,7 @@ func TestCodesExplained(t *testing.T) {
 	}
 	for _, code := range slices.Sorted(maps.Keys(codes)) {
 		if !explained[code] {
-			t.Errorf("no table explains %q: add the row \"| `%s` | MEANING |\" to plugins/podlace/README.md, below \"## podlace doctor\" or %s", code, code,
-				`"## podlace validate", and run: go test ./integration/docs -run '^TestExplainTable$' -update`)
+			t.Errorf("no table explains %q: add it to pkg/cli/codes.tsv", code)
 		}
 		if status, stdout, stderr := run("explain", code); status != exitOK || !strings.Contains(stdout, code) {
 			t.Errorf("podlace explain %s: status %d, %q, %q", code, status, stdout, stderr)
@@ -124,7 +123,7 @@ func TestCodesExplained(t *testing.T) {
 	}
 	for name := range explained {
 		if _, err := strconv.Atoi(name); err != nil && !codes[name] {
-			t.Errorf("plugins/podlace/README.md explains %q, which no finding and no check has: remove its row", name)
+			t.Errorf("pkg/cli/codes.tsv explains %q, which no finding and no check has: remove it", name)
 		}
 	}
 }

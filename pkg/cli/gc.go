@@ -18,7 +18,8 @@ and records. Without --yes the command changes nothing.
 An attachment is dead if no runtime runs its container, and its network namespace
 no longer exists or the node has rebooted since ADD. An attachment whose namespace
 exists is never removed. --yes refuses if no runtime could be asked for its
-containers, or if every attachment would be removed; --all overrides that.
+containers, or if every attachment would be removed; --all overrides that. Networks
+with disableGC and plugins of other projects are skipped, with a line each.
 
 The exit status is 0 if there is nothing to do, if everything was removed, and for
 every dry run; 1 if something is left; 2 if the command could not run or a record

@@ -25,10 +25,16 @@ const limitsHelp = `Show the limits of all pods or of one: the requested rate, t
 and the measured traffic. POD is namespace/name, or a container ID or its first 6 or
 more characters. Ingress is what the pod receives, egress is what it sends.
 
+ASKED is what the runtime or the configuration wants, or an admin set with this command
+(by admin). APPLIED, BURST and QUEUE are what the kernel has. APPLIED is "missing" if
+another program removed the limit (standard error names what), "none" if an admin did,
+and "gone" if the pod is. QUEUE "fair" gives each flow its own queue. WAITING is what the
+queue holds at the end.
+
 With --ingress or --egress the command changes the limits of one pod in place; the
 pod stays limited meanwhile. A rate has the form of the annotations: 20M is
-20,000,000 bits per second; none removes the limit. The change lasts until the pod
-ends or its runtime sets limits again.
+20,000,000 bits per second, from 1k to 100G; none removes the limit. The change lasts
+until the pod ends or its runtime sets limits again. A pod without limits gets none.
 
 The exit status is 0 if all limits are in place, 1 if one is missing, and 2 if the
 command could not run.`

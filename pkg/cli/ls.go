@@ -31,7 +31,11 @@ const lsExample = `  podlace ls
 
 const lsHelp = `List the attachments that are recorded on this node, from the plugins' records
 and host-local's leases. The last column is the state of the pod's network
-namespace: alive, gone, or unknown when no record names it.`
+namespace: alive, gone, or unknown when no record names it. Standard error lists
+records that cannot be read.
+
+Exit status: 0 if the attachments were listed, 2 if the command could not run, a record
+cannot be read, or nothing belongs to the network of --network.`
 
 // outputWide is the output format of a table with additional columns.
 const outputWide = "wide"

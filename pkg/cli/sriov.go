@@ -45,7 +45,9 @@ With --count the command answers whether a container could get this many devices
 of the resource now, together with --cpus exclusive CPUs and the devices of --with.
 It prints the hints of each resource, a star for preferred ones, their merge by each
 policy of the Topology Manager, and whether an idle node would be refused, too. It
-thereby explains why a pod was refused, as long as the allocations are the same.
+thereby explains why a pod was refused, as long as the allocations are the same. With
+the scope pod, give the sums over all containers. Hints of the Memory Manager and policy
+options are ignored. Exit status: 1 if no policy admits the container.
 
 Entries that are not supported come first, then resources of the configuration
 for which this node has no device. With --strict an unsupported entry is an error.`

@@ -28,7 +28,8 @@ journal has saved, set the PF's defaults for it, and rebind its driver. With
 drivers a reset of a bound function hangs.
 
 The command refuses a VF that is in use by a pod, by the kubelet's allocations, or
-by the node. Without --yes it changes nothing.`
+by the node, and while the device plugin does not answer also one with a driver such as
+vfio-pci. Without --yes it changes nothing.`
 
 // resetPatience is the time in which the kernel must finish the reset of a PCI function. After this time, 'podlace sriov reset' stops
 // waiting, but its child process may continue to wait for the kernel.

@@ -36,7 +36,8 @@ With a running POD, as namespace/name or by its container ID or the first 6 or m
 characters of it, the command runs CHECK of each plugin with the configuration of the
 pod's ADD. It shows the duration, the result, and the objects of each plugin:
 interfaces, addresses, leases, rules, limits, VFs. It changes nothing and needs root.
-Exit status: 1 if a CHECK failed or could not run.
+Exit status: 1 if a CHECK failed or could not run, 3 if the kernel refused the
+namespaces, 2 for other errors.
 
 An existing file, and a name that begins with / or ends in .conflist, .conf or .json,
 is a CONFLIST.`

@@ -18,7 +18,7 @@ type chartValue struct {
 
 func otherValues(config map[string]any) []chartValue {
 	return []chartValue{
-		{"config", "{}", `Keys of podlace-node's config.json. They override those of the components. See "Configuration of the agent" in docs/CLUSTER.md.`,
+		{"config", "{}", `Keys of podlace-node's config.json. They override those of the components. See plugins/podlace-node/README.md.`,
 			config},
 		{"conflist", `""`, "Text of the conflist, by --set-file conflist=FILE. Empty: the shipped 10-podlace.conflist.", map[string]any{"type": "string"}},
 		{"sriovConfig", "{}", "config.json of the SR-IOV device plugin, for the components sriov and dra. Empty: the shipped example. " +
@@ -47,7 +47,7 @@ func headComment(file string) (string, error) {
 // The function values() returns the text of values.yaml.
 func values(image string, components []string, comments map[string]string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# %s\nimage: %q\n\n# Components, as in conf/cluster/README.md.\n", imageComment, image)
+	fmt.Fprintf(&b, "# %s\nimage: %q\n\n# Components, as in docs/CLUSTER.md.\n", imageComment, image)
 	for _, c := range components {
 		fmt.Fprintf(&b, "\n# %s\n%s: false\n", comments[c], c)
 	}

@@ -137,7 +137,7 @@ func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	return on
 }
 
-// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes, and checks each row of the table in
+// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes, and checks who sees which address, as in
 // conf/README.md. Pods of the other node must see the sender's own address, because Kubernetes' network model and its NoSNAT test require
 // this.
 func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
@@ -145,7 +145,7 @@ func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
 		[]string{"10.244.2.0/24", "fd00:10:244:2::/64"}))
 }
 
-// TestK3sConflistKeepsPodAddresses checks each row of the table in conf/README.md with the IPv4 configuration for k3s.
+// TestK3sConflistKeepsPodAddresses checks the same with the IPv4 configuration for k3s.
 func TestK3sConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-k3s.conflist", []string{"10.42.0.0/24"}, []string{"10.42.1.0/24"}))
 }

@@ -4,7 +4,10 @@ package kubernetes_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,7 +19,7 @@ var update = flag.Bool("update", false, "rewrite the table of source addresses i
 // TestSourceAddresses compares the table of docs/CLUSTER.md with the list of paths that the other tests check. TestSourceAddresses needs no
 // cluster.
 func TestSourceAddresses(t *testing.T) {
-	const file, head = "../../../docs/CLUSTER.md", "| From | To | The server sees | Except |\n| --- | --- | --- | --- |\n"
+	const file, head = "../../../docs/CLUSTER.md", "| From | To | Server sees | Except |\n| --- | --- | --- | --- |\n"
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -26,10 +29,7 @@ func TestSourceAddresses(t *testing.T) {
 		t.Fatalf("%s has no table with the head %q", file, head)
 	}
 	shown, after, _ := strings.Cut(rest, "\n\n")
-	var rows []string
-	for _, p := range (clusterSetup{}).allPaths() {
-		rows = append(rows, "| "+strings.Join([]string{p.client, p.target, p.describeSource(), p.exceptionsOf()}, " | ")+" |")
-	}
+	rows := sourceRows((clusterSetup{}).allPaths())
 	want := strings.Join(rows, "\n")
 	if shown == want {
 		return
@@ -41,6 +41,24 @@ func TestSourceAddresses(t *testing.T) {
 	if err := os.WriteFile(file, []byte(before+head+want+"\n\n"+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// sourceRows returns the rows of the table: one for the paths of a client that have the same source address and the same exceptions.
+func sourceRows(paths []netPath) (rows []string) {
+	article := regexp.MustCompile(`\b(a|the) `)
+	targets, order := map[string][]string{}, []string{}
+	for _, p := range paths {
+		row := "| " + strings.Join([]string{p.client, "%s", p.describeSource(), p.exceptionsOf()}, " | ") + " |"
+		if targets[row] == nil {
+			order = append(order, row)
+		}
+		targets[row] = append(targets[row], p.target)
+	}
+	slices.SortStableFunc(order, func(a, b string) int { return strings.Compare(a[:strings.Index(a, "%s")], b[:strings.Index(b, "%s")]) })
+	for _, row := range order {
+		rows = append(rows, article.ReplaceAllString(fmt.Sprintf(row, strings.Join(targets[row], "; ")), ""))
+	}
+	return rows
 }
 
 // describeSource describes the client's address as the server sees it.
@@ -60,13 +78,13 @@ func (p netPath) words(seen string) string {
 	}
 	switch {
 	case strings.HasPrefix(seen, "tunnel"):
-		return "the tunnel of the client's node"
+		return "tunnel"
 	case strings.HasPrefix(seen, "gateway"):
-		return "the gateway of the server's node"
+		return "gateway"
 	case seen == p.from:
 		return "the " + kind
 	case seen == p.to:
-		return "the node that the client called"
+		return "called node"
 	}
 	return "the pod's node"
 }

@@ -4,7 +4,7 @@ package kubernetes_test
 
 import "strings"
 
-// netPath describes one path from a client to a server. Each netPath is one row of the table of source addresses in docs/CLUSTER.md. The
+// netPath describes one path from a client to a server. The table of source addresses in docs/CLUSTER.md shows all of them. The
 // tests use each path over IPv4 and IPv6, with TCP and with UDP.
 type netPath struct {
 	client, target string // names in the table

@@ -141,7 +141,7 @@ func TestMetrics(t *testing.T) {
 // shippedConflist is the path of the conflist for clusters, which contains all plugins that have metrics.
 const shippedConflist = "../../../conf/cluster/base/" + conflistName
 
-// TestMetricsNamed compares docs/MONITORING.md and the list in integration/monitoring with the agent's metrics endpoint. The document,
+// TestMetricsNamed compares docs/OPERATING.md and the list in integration/monitoring with the agent's metrics endpoint. The document,
 // the list and the endpoint must contain the same metrics and labels. The names must follow the rules of Prometheus.
 func TestMetricsNamed(t *testing.T) {
 	l := newLab(t)
@@ -166,7 +166,7 @@ func TestMetricsNamed(t *testing.T) {
 	if diff := cmp.Diff(strings.Split(strings.TrimSpace(string(listed)), "\n"), served); diff != "" {
 		t.Errorf("integration/monitoring/testdata/podlace-node.txt is not what the agent serves: remove its lines with -, add the lines with +\n%s", diff)
 	}
-	document, err := os.ReadFile("../../../docs/MONITORING.md")
+	document, err := os.ReadFile("../../../docs/OPERATING.md")
 	kerneltest.Must(t, err)
 	var told []string
 	for _, match := range regexp.MustCompile("`(podlace_[a-z_]+)(?:{([a-z,]+)})?`").FindAllStringSubmatch(string(document), -1) {
@@ -178,7 +178,7 @@ func TestMetricsNamed(t *testing.T) {
 	}
 	slices.Sort(told)
 	if diff := cmp.Diff(slices.Compact(told), served); diff != "" {
-		t.Errorf("docs/MONITORING.md names other metrics than the agent serves: remove the rows of the lines with -, add \"| `METRIC{LABELS}` | MEANING |\" "+
+		t.Errorf("docs/OPERATING.md names other metrics than the agent serves: remove the rows of the lines with -, add \"| `METRIC{LABELS}` | MEANING |\" "+
 			"for each line with +\n%s", diff)
 	}
 }
