@@ -26,6 +26,7 @@ func TestExplainTable(t *testing.T) {
 	}
 	explainRows(&want, parse(t, architecture), "plugin")
 	explainRows(&want, parse(t, "docs/CLUSTER.md"), "podlace-node")
+	explainRows(&want, parse(t, draDocument), "sriov-device-plugin")
 	if *update {
 		if err := os.WriteFile(filepath.Join(treeRoot, table), []byte(want.String()), 0o644); err != nil {
 			t.Fatal(err)
