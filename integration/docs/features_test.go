@@ -15,8 +15,8 @@ import (
 const features = "integration/docs/testdata/features.tsv"
 
 // TestFeatures checks the list of the 41 features that users of CNI plugins, meta plugins and device plugins expect, and of 25 frequent
-// complaints about other SR-IOV plugins. A line has the number, the state (done, partly or not), the feature, and the evidence or the missing
-// part. The make targets, tests and commands of podlace that stand there as evidence must exist.
+// complaints about other SR-IOV plugins. A line has the number, the state (done, partly or not), the feature, and the evidence or the
+// missing part. The make targets, tests and commands of podlace that stand there as evidence must exist.
 func TestFeatures(t *testing.T) {
 	targets, commands := makeTargets(t), podlaceCommands(t)
 	n := 0
