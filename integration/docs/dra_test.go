@@ -13,14 +13,17 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/podlace/podlace/pkg/daemon/claimcheck"
-	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/cli"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 const draDocument = "docs/DRA.md"
 
-// TestDRAEvents checks that the tests in each row of the table "What happens when" in docs/DRA.md exist.
+// draEvents lists what may happen to a pod with a claim: event, result, and the tests that show it, separated by tabs.
+const draEvents = "integration/docs/testdata/dra-events.tsv"
+
+// TestDRAEvents checks that the tests in each line of draEvents exist.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/daemon/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/daemon/pool", "pkg/daemon/deviceplugin",
@@ -38,104 +41,79 @@ func TestDRAEvents(t *testing.T) {
 			tests.Write(source)
 		}
 	}
-	rows := parse(t, draDocument).rowsUnder("What happens when")
-	if len(rows) < 30 {
-		t.Errorf("%s: \"What happens when\" has %d rows, at least 30 are wanted: restore the missing rows", draDocument, len(rows))
+	lines := strings.Split(strings.TrimSuffix(readFile(t, draEvents), "\n"), "\n")
+	if len(lines) < 30 {
+		t.Errorf("%s has %d lines, at least 30 are wanted: restore the missing ones", draEvents, len(lines))
 	}
-	for _, row := range rows {
-		names := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(row[len(row)-1], -1)
-		if len(row) != 3 || len(names) == 0 {
-			t.Errorf("%s: the row %q lacks a cell or a test: write \"| EVENT | RESULT | `TestName` |\"", draDocument, row)
+	for n, line := range lines {
+		row := strings.Split(line, "\t")
+		if len(row) != 3 || slices.Contains(row, "") {
+			t.Errorf("%s:%d: write \"EVENT\\tRESULT\\tTestName TestName\"", draEvents, n+1)
+			continue
 		}
-		for _, name := range names {
-			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(t *testing.T)") {
-				t.Errorf("%s: %q: no package of the table has %s: write the name of the test that shows this event", draDocument, row[0], name[1])
+		for name := range strings.FieldsSeq(row[2]) {
+			if !strings.Contains(tests.String(), "\nfunc "+name+"(t *testing.T)") {
+				t.Errorf("%s:%d: there is no %s: write the name of the test that shows this event", draEvents, n+1, name)
 			}
 		}
 	}
 }
 
-// TestDRAConfiguration checks that the configuration in the quickstart of docs/DRA.md is valid and offers VFs by DRA.
-func TestDRAConfiguration(t *testing.T) {
-	d := parse(t, draDocument)
-	for _, b := range d.blocksOf("json") {
-		c, err := pool.Parse(pool.Source{File: draDocument, Prefix: "intel.com"}, []byte(b.text))
-		if err != nil || len(c.Notes) > 0 || len(c.Resources) != 1 || c.Resources[0].API != pool.DRA {
-			t.Errorf("%s: the configuration must be valid, with one resource and \"api\": \"dra\": correct the code block: %v, %+v", d.at(b), err, c)
-		}
-	}
-}
-
-// TestDRAQuickstart checks the output of two commands in the quickstart of docs/DRA.md. The first command prints the DeviceClass of the
-// configuration, and the second command prints the settings of the claim.
-func TestDRAQuickstart(t *testing.T) {
-	d, dir := parse(t, draDocument), t.TempDir()
-	config, manifest := filepath.Join(dir, "config.json"), "pod.yaml"
-	t.Chdir(dir)
-	yaml := d.blocksOf("yaml")
-	for file, text := range map[string]string{config: d.blocksOf("json")[0].text, manifest: yaml[1].text} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+// TestExplainedVFs checks that 'podlace sriov explain' prints the lines that docs/SRIOV.md and the page of the device plugin show for their
+// configurations, on a machine with the PFs ens0f0 and ens1f0. TestQuickstarts of scripts/image runs the other commands of the quickstarts.
+func TestExplainedVFs(t *testing.T) {
+	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})
+	for _, path := range []string{"docs/SRIOV.md", devicePlugin} {
+		d, config := parse(t, path), filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(config, []byte(d.blocksOf("json")[0].text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-	}
-	run := func(args ...string) string {
-		var printed, said bytes.Buffer
-		if status, _ := claimcheck.Run(append(args, "--config-file", config), nil, &printed, &said); status != 0 {
-			t.Fatalf("%s: status %d: %s", args, status, &said)
+		var stdout, stderr bytes.Buffer
+		if status := cli.Run([]string{"sriov", "explain", "--config-file", config, "--sysfs", sysfs}, &stdout, &stderr); status != 0 {
+			t.Fatalf("%s: status %d, %s", path, status, &stderr)
 		}
-		return printed.String()
-	}
-	_, class, _ := strings.Cut(run("classes"), "\napiVersion")
-	if diff := cmp.Diff(strings.Split(yaml[0].text, "\n"), strings.Split("apiVersion"+class, "\n")); diff != "" {
-		t.Errorf("%s: 'sriov-device-plugin classes' prints another DeviceClass: copy the lines with + into the document\n(-document +program)\n%s",
-			d.at(yaml[0]), diff)
-	}
-	shown := slices.IndexFunc(d.blocksOf("text"), func(b codeBlock) bool { return strings.Contains(b.text, "check-claim") })
-	if shown < 0 {
-		t.Fatalf("%s shows no output of check-claim: restore the code block ```text", draDocument)
-	}
-	_, output, _ := strings.Cut(d.blocksOf("text")[shown].text, "\n")
-	if printed := run("check-claim", manifest); !strings.HasPrefix(output, printed) {
-		t.Errorf("%s: check-claim prints other lines: copy the lines with + into the document\n(-document +program)\n%s",
-			d.at(d.blocksOf("text")[shown]), cmp.Diff(strings.Split(output, "\n"), strings.Split(printed, "\n")))
+		shown := regexp.MustCompile(`(?m)^0000:.*offered: .*\n`).FindAllString(readFile(t, path), -1)
+		if len(shown) == 0 {
+			t.Errorf("%s shows no output of 'podlace sriov explain'", path)
+		}
+		for _, line := range shown {
+			if !strings.Contains(stdout.String(), line) {
+				t.Errorf("%s: 'podlace sriov explain' does not print %q: copy a line of\n%s", path, line, &stdout)
+			}
+		}
 	}
 }
 
-// TestDRASettings checks the tables of settings in docs/DRA.md and in the README of the device plugin. The tables must contain all settings
-// of classes and claims, and their keys in the conflist.
+// TestDRASettings checks the table of settings in docs/DRA.md. It must contain all settings of classes and claims, and their keys in the
+// conflist.
 func TestDRASettings(t *testing.T) {
+	const heading = "Settings of a VF"
 	conflistKeys := map[string]bool{}
 	for _, row := range parse(t, "plugins/sriov/README.md").rowsUnder(keysHeading) {
 		for _, key := range backquoted(row[0]) {
 			conflistKeys[key] = true
 		}
 	}
-	for file, heading := range map[string]string{draDocument: "Settings of a VF", devicePlugin: "Resources by Dynamic Resource Allocation"} {
-		var keys []string
-		for _, table := range parse(t, file).tables {
-			if table.heading != heading || len(table.head) < 3 || !strings.Contains(table.head[1], "conflist") {
-				continue
-			}
-			for _, row := range table.rows {
-				named := backquoted(row[0])
-				if len(named) > 0 && slices.Contains(vfconfig.Keys(), named[0]) {
-					keys = append(keys, named...)
-				}
-				for _, key := range backquoted(row[1]) {
-					if !conflistKeys[key] {
-						t.Errorf("%s: \"%s\": plugins/sriov/README.md has no key %s: correct the second cell of %s", file, heading, key, row[0])
-					}
-				}
-				if len(backquoted(row[1])) == 0 && slices.ContainsFunc(named, func(key string) bool { return !conflistKeys[key] && key != "ips" }) &&
-					slices.Contains(vfconfig.Keys(), named[0]) {
-					t.Errorf("%s: \"%s\": write the conflist's key into the second cell of %s", file, heading, row[0])
-				}
+	var keys []string
+	for _, row := range parse(t, draDocument).rowsUnder(heading) {
+		named := backquoted(row[0])
+		if len(row) != 3 || len(named) == 0 || !slices.Contains(vfconfig.Keys(), named[0]) {
+			continue
+		}
+		keys = append(keys, named...)
+		inConflist := backquoted(row[1])
+		for _, key := range inConflist {
+			if !conflistKeys[key] {
+				t.Errorf("%s: %q: plugins/sriov/README.md has no key %s: correct the second cell of %s", draDocument, heading, key, row[0])
 			}
 		}
-		slices.Sort(keys)
-		if diff := cmp.Diff(slices.Sorted(slices.Values(vfconfig.Keys())), keys); diff != "" {
-			t.Errorf("%s: the table below \"%s\" needs one row for each key of pkg/vfconfig: add or remove \"| `KEY` | `KEY OF THE CONFLIST` | MEANING |\"\n%s",
-				file, heading, "(-vfconfig +document)\n"+diff)
+		if len(inConflist) != len(named) && named[0] != "ips" {
+			t.Errorf("%s: %q: write the keys of the conflist into the second cell of %s", draDocument, heading, row[0])
 		}
+	}
+	slices.Sort(keys)
+	if diff := cmp.Diff(slices.Sorted(slices.Values(vfconfig.Keys())), keys); diff != "" {
+		t.Errorf("%s: the table below %q needs one row for each key of pkg/vfconfig: add or remove \"| `KEY` | `KEY OF THE CONFLIST` | MEANING |\"\n%s",
+			draDocument, heading, "(-vfconfig +document)\n"+diff)
 	}
 }

@@ -25,6 +25,7 @@ func TestExplainTable(t *testing.T) {
 		explainRows(&want, parse(t, "plugins/"+plugin+"/README.md"), plugin)
 	}
 	explainRows(&want, parse(t, architecture), "plugin")
+	explainRows(&want, parse(t, draDocument), "sriov-device-plugin")
 	if *update {
 		if err := os.WriteFile(filepath.Join(treeRoot, table), []byte(want.String()), 0o644); err != nil {
 			t.Fatal(err)

@@ -130,7 +130,7 @@ func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 func TestEveryExampleCompiles(t *testing.T) {
 	config := codeBlocks(t, document, "json")
 	shown := slices.Concat(codeBlocks(t, document, "yaml"), codeBlocks(t, "../../README.md", "yaml"))
-	if len(config) != 1 || len(shown) < 8 {
+	if len(config) != 1 || len(shown) < 7 {
 		t.Fatalf("%d configurations and %d blocks of YAML", len(config), len(shown))
 	}
 	printed, err := printedClasses(t.TempDir(), config[0])

@@ -12,8 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestStory runs the documented pods with the shipped kubelet settings. The commands in docs/SRIOV.md print the documented output on this
-// node.
+// TestStory runs two pods with the shipped kubelet settings. On this node, 'podlace sriov explain' prints what docs/SRIOV.md shows.
 func TestStory(t *testing.T) {
 	node.Skip(t)
 	l := prepareLab(t, "none", "classic")
@@ -31,12 +30,6 @@ func TestStory(t *testing.T) {
 	for _, pod := range []string{"web", "db"} {
 		l.runPod(pod, guaranteedLimits(4, 2))
 	}
-	var shown []string
-	for line := range strings.Lines(l.listDevices()) {
-		if strings.Contains(line, "DEVICE") || strings.Contains(line, "shop/") {
-			shown = append(shown, line)
-		}
-	}
 	explained, err := l.runPodlace("explain", resource, "--count", "7")
 	if err != nil {
 		t.Error(err)
@@ -45,9 +38,7 @@ func TestStory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{strings.Join(shown, ""), explained} {
-		if !strings.Contains(string(readme), text) {
-			t.Errorf("docs/SRIOV.md does not show what podlace prints: replace its code block by\n%s", text)
-		}
+	if !strings.Contains(string(readme), explained) {
+		t.Errorf("docs/SRIOV.md does not show what podlace prints: replace its code block by\n%s", explained)
 	}
 }
