@@ -21,11 +21,11 @@ import (
 type portState struct {
 	Backend    string         `json:"backend"`
 	Ports      []ports.Port   `json:"ports"`
-	Bridge     string         `json:"bridge,omitempty"`    // the pod's bridge
-	Localhost  string         `json:"localhost,omitempty"` // the link through which 127.0.0.1 reaches the pod
-	Rules      *iptablesRules `json:"rules,omitempty"`     // for the iptables backend
-	Ended      bool           `json:"ended,omitempty"`     // a DEL has begun
-	Unfinished bool           `json:"begun,omitempty"`     // the ADD has not finished
+	Bridge     string         `json:"bridge,omitempty"`     // the pod's bridge
+	Localhost  string         `json:"localhost,omitempty"`  // the link through which 127.0.0.1 reaches the pod
+	Rules      *iptablesRules `json:"rules,omitempty"`      // for the iptables backend
+	Ended      bool           `json:"ended,omitempty"`      // a DEL has begun
+	Unfinished bool           `json:"unfinished,omitempty"` // the ADD has not finished
 }
 
 // The type iptablesRules holds the settings from which the iptables backend can write an attachment's rules again.
