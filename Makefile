@@ -221,8 +221,8 @@ sim-dra: ## simulate DRA in a cluster of 5,000 nodes with the scheduler's own al
 	@go run -C integration/dra-sim . $(ARGS)
 
 .PHONY: picture
-picture: ## draw the pictures of docs/ from their sources, docs/*.dot, with colours for light and dark pages (needs Graphviz)
-	@for p in docs/*.dot; do dot -Tsvg $$p | sed -e '/xmlns:xlink/r docs/dark.css' > $${p%.dot}.svg; done
+picture: build ## draw the pictures of docs/: diagrams (needs Graphviz) and stills of a terminal from real runs; ARGS=diagrams, ARGS=stills
+	@scripts/pictures.sh $(ARGS)
 
 # The site has no files of other projects, and needs no server: open build/site/index.html.
 .PHONY: site
