@@ -234,7 +234,7 @@ site: $(CACHE)/tools/hugo-$(HUGO) ## write the documents as a static site into b
 CHROMIUM ?= $(firstword $(foreach p,chromium-headless-shell chromium google-chrome,$(shell command -v $p)))
 
 .PHONY: site-check
-site-check: site ## look at each page of the site in a headless browser, as wide as a phone and as a desk (needs Chromium)
+site-check: site ## look at each page of the site in a headless browser, as wide as a phone, a tablet and a desk, and search (needs Chromium)
 	@test -n '$(CHROMIUM)' || { echo "site-check: no Chromium in PATH: install chromium-headless-shell, or set CHROMIUM" >&2; exit 1; }
 	@SITE='$(CURDIR)/build/site' CHROMIUM='$(CHROMIUM)' go test -count=1 -run '^TestSiteInBrowser$$' ./integration/docs
 
