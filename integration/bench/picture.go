@@ -35,7 +35,7 @@ func (r *report) picture() string {
 	var bars strings.Builder
 	y := 0
 	for _, row := range rows {
-		fmt.Fprintf(&bars, "<text x=\"0\" y=\"%d\" font-weight=\"bold\">%s: %s</text>\n", y+barHeight-3, row.Chain, row.Verb)
+		fmt.Fprintf(&bars, "<text x=\"0\" y=\"%d\" style=\"font-weight: bold\">%s: %s</text>\n", y+barHeight-3, row.Chain, row.Verb)
 		y += barHeight + 3
 		for _, side := range []struct{ class, name string }{{sidePod, sidePod}, {sideOurs, "chain"}, {sideReference, "reference plugins"}} {
 			width := barRoom * row.Sides[side.class].P50 / longest

@@ -10,10 +10,10 @@
     script.onload = () => done(searchIndex);
     document.head.append(script);
   });
-  // A word in the title or heading counts more than one in the text.
-  const score = (words, {title, heading, text}) => words.reduce((sum, w) => {
+  // A word in the title or heading counts more than one in the text, and a page for users more than one for developers.
+  const score = (words, {url, title, heading, text}) => words.reduce((sum, w) => {
     const hit = (s, points) => s.toLowerCase().includes(w) ? points : 0;
-    const points = hit(title, 4) + hit(heading, 6) + hit(text, 1);
+    const points = (hit(title, 4) + hit(heading, 6) + hit(text, 1)) / (url.startsWith("docs/dev/") ? 10 : 1);
     return points && sum >= 0 ? sum + points : -1;
   }, 0);
   const excerpt = (text, word) => {
