@@ -93,7 +93,7 @@ node() {
 stills_of_node() {
 	node
 	export -f send
-	send 10.58.0.2 300 & senders=$!
+	send 10.58.0.2 100000 & senders=$!
 	ip netns exec db-0 bash -c 'send 10.58.0.2 30' & senders+=" $!"
 	ip netns exec cron-7 bash -c 'send 10.58.0.3 8' & senders+=" $!"
 	sleep 2
