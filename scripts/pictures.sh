@@ -19,7 +19,7 @@ still() {
 	awk '
 		function escape(s) { gsub(/&/, "\\&amp;", s); gsub(/</, "\\&lt;", s); gsub(/ /, "\302\240", s); return s }
 		function coloured(s) {
-			if (!match(s, /^error|^[0-9]+ ok|  ok|  MISS/)) return escape(s)
+			if (!match(s, /^error |^[0-9]+ ok|  ok|  MISS/)) return escape(s)
 			return escape(substr(s, 1, RSTART - 1)) "<tspan class=\"" (substr(s, RSTART, RLENGTH) ~ /ok/ ? "good" : "bad") "\">" \
 				escape(substr(s, RSTART, RLENGTH)) "</tspan>" escape(substr(s, RSTART + RLENGTH))
 		}
