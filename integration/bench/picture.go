@@ -46,6 +46,6 @@ func (r *report) picture() string {
 		y += groupSpace
 	}
 	y -= groupSpace
-	return fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n%s\n%s</svg>\n",
-		pictureWidth, y, pictureWidth, y, pictureStyle, bars.String())
+	const frame = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img">` + "\n%s\n%s</svg>\n"
+	return fmt.Sprintf(frame, pictureWidth, y, pictureStyle, bars.String())
 }

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/net/html"
 )
 
-// probeScript runs in a page that has a frame for each page of the site and each width. Once all frames have loaded, it stores what it measures
-// in an attribute of the html element: the width of each page, its pictures that did not load, elements that are too wide and have no scroll
-// bar, and the links that a search has found.
+// probeScript runs in a page that has a frame for each page of the site and each width. Once all frames have loaded, it stores what it
+// measures in an attribute of the html element: the width of each page, its pictures that did not load, elements that are too wide and have
+// no scroll bar, and the links that a search has found.
 const probeScript = `<script>addEventListener("load", () => {
   document.documentElement.dataset.measured = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
     const d = frame.contentDocument, style = frame.contentWindow.getComputedStyle;
