@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -46,19 +48,37 @@ const (
 	exampleHeading      = "Example"
 )
 
-// TestStructure checks that the README files of all CNI plugins have the same headings.
+// TestStructure checks that the README files of all CNI plugins have the same headings in the same order. A page leaves out a heading
+// without content.
 func TestStructure(t *testing.T) {
+	const differences = "Differences to the reference plugin"
+	order := []string{exampleHeading, keysHeading, capabilitiesHeading, "Behaviour", errorsHeading, differences, "Limits"}
+	// The pages of host-local and sriov still have the former order.
+	former := []string{"Behaviour", keysHeading, capabilitiesHeading, "Result", errorsHeading, differences, exampleHeading}
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
-		want := []string{plugin, "Behaviour", keysHeading, capabilitiesHeading, "Result", errorsHeading,
-			"Differences to the reference plugin", exampleHeading}
-		if diff := cmp.Diff(want, d.headings); diff != "" {
-			t.Errorf("%s needs exactly these headings of the levels # and ##, in this order: %q\n(-want +got)\n%s", d.path, want, diff)
+		if d.headings[0] != plugin || !isSubsequence(d.headings[1:], order) && !slices.Equal(d.headings[1:], former) {
+			t.Errorf("%s has the headings %q of the levels # and ##: want %q, then these in this order: %q", d.path, d.headings, plugin, order)
+		}
+		for _, heading := range []string{exampleHeading, keysHeading, errorsHeading} {
+			if !slices.Contains(d.headings, heading) {
+				t.Errorf("%s lacks the heading \"## %s\"", d.path, heading)
+			}
 		}
 		if !slices.ContainsFunc(d.blocksOf("json"), func(b codeBlock) bool { return b.heading == exampleHeading && kindOf(t, b) == config }) {
 			t.Errorf("%s has no configuration below \"## %s\": add one in a code block that begins with ```json", d.path, exampleHeading)
 		}
 	}
+}
+
+// isSubsequence reports whether all has the elements of part in their order.
+func isSubsequence(part, all []string) bool {
+	for _, s := range all {
+		if len(part) > 0 && part[0] == s {
+			part = part[1:]
+		}
+	}
+	return len(part) == 0
 }
 
 // TestKeysAreDocumented checks that the README of each plugin lists exactly the keys that the source decodes.
@@ -312,6 +332,53 @@ func compareError(t *testing.T, conf, shown codeBlock) {
 	if got := mustRefuse(t, conf.text, pod); got != want {
 		t.Errorf("line %d: the plugin returns another error: replace the code block by\n%s", shown.line, pretty(got))
 	}
+}
+
+// TestTracedExamples runs the first configuration of each page as its first 'podlace trace' does. The lines that the page shows must occur
+// in the output, in the same order, with other times and names of links.
+func TestTracedExamples(t *testing.T) {
+	traced := 0
+	for _, plugin := range cniPlugins(t) {
+		d := parse(t, "plugins/"+plugin+"/README.md")
+		i := slices.IndexFunc(d.blocks, func(b codeBlock) bool { return strings.HasPrefix(b.text, traceCommand) })
+		if i < 0 {
+			continue
+		}
+		traced++
+		t.Run(plugin, func(t *testing.T) { compareTrace(t, d.blocksOf("json")[0], d.blocks[i]) })
+	}
+	if traced == 0 {
+		t.Fatal("no page shows the output of podlace trace")
+	}
+}
+
+const traceCommand = "$ podlace trace pods.conflist"
+
+func compareTrace(t *testing.T, conf, shown codeBlock) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "pods.conflist")
+	if err := os.WriteFile(file, []byte(conf.text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	command, lines, _ := strings.Cut(strings.TrimPrefix(shown.text, traceCommand), "\n")
+	args := append([]string{"trace", file, "--plugins", harness.BinDir()}, strings.Fields(command)...)
+	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if !isSubsequence(withoutVarying(lines), withoutVarying(string(out))) {
+		t.Errorf("line %d: podlace trace prints other lines: copy those that the page shows from\n%s", shown.line, out)
+	}
+}
+
+// withoutVarying returns the lines of a trace without times, and without the digits in names of links.
+func withoutVarying(trace string) []string {
+	varying := regexp.MustCompile(`^ +\d+\.\d+|\d+\.\d+ ms|(veth|bwp)[0-9a-f]+`)
+	var lines []string
+	for line := range strings.Lines(trace) {
+		lines = append(lines, strings.Join(strings.Fields(varying.ReplaceAllString(line, "$1")), " "))
+	}
+	return lines
 }
 
 // TestFigures checks that each number in README.md's comparison also occurs in docs/dev/PERFORMANCE.md.

@@ -25,9 +25,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -189,7 +188,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return rec, false, nil
 	}
-	if errno, ok := errors.AsType[unix.Errno](err); ok && errno != unix.EISDIR {
+	if errno := syscall.Errno(0); errors.As(err, &errno) && errno != syscall.EISDIR {
 		return rec, false, fmt.Errorf("read record %s: %w", path, err)
 	}
 	if err == nil {
@@ -215,13 +214,16 @@ func (a *Attachment) Remove() error {
 // Plugins returns the plugins that store records.
 func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov", "host-local"} }
 
-// RemoveWithLink deletes the records of the attachment that have WithLink. The caller must have deleted the link before.
+// RemoveWithLink deletes the records of other plugins about the attachment that have WithLink. The caller has deleted the link before.
 func (a *Attachment) RemoveWithLink() error {
 	if a == nil {
 		return nil
 	}
 	var errs []error
 	for _, name := range Plugins() {
+		if name == a.plugin {
+			continue
+		}
 		if rec, err := readRecord(a.dir, name+"-"+a.Hash()); err == nil && rec.WithLink {
 			errs = append(errs, a.dir.Remove(name+"-"+a.Hash()))
 		}

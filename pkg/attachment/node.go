@@ -145,12 +145,12 @@ const renew = "the record cannot be restored, and DEL works without it; delete a
 // RecordsOf returns the records that the given plugins stored for one attachment. The keys of the returned map are the names of the
 // plugins. If a record is unreadable, RecordsOf returns an error with the path of the record file.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
+	found := map[string]Record{}
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {
-		return nil, ignoreMissing(err)
+		return found, ignoreMissing(err)
 	}
 	defer dir.Close()
-	found := map[string]Record{}
 	for _, name := range plugins {
 		file := name + "-" + k.Hash()
 		rec, err := readRecord(dir, file)

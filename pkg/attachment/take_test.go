@@ -86,7 +86,8 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestRemoveWithLink checks that RemoveWithLink removes only records in which WithLink is true, and only records of the given attachment.
+// TestRemoveWithLink checks that RemoveWithLink removes only records in which WithLink is true, and only those that another plugin wrote
+// about the given attachment.
 func TestRemoveWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}
@@ -106,6 +107,9 @@ func TestRemoveWithLink(t *testing.T) {
 		t.Fatalf("the record with the link lost that: %v", err)
 	}
 	with.SaveProgress(testState{"y"})
+	if err := with.RemoveWithLink(); err != nil || !Recorded(requests["bandwidth"]) {
+		t.Fatalf("removed its own record: %v", err)
+	}
 	with.Close()
 	again, rec, _, err := Reopen[testState](Waiting, KeyOf(requests["bandwidth"]), "bandwidth")
 	if err != nil || !rec.WithLink || !again.WithLink {

@@ -4,10 +4,13 @@ package bridge
 
 import (
 	"bytes"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -29,6 +32,21 @@ func TestDel(t *testing.T) {
 		if err := l.inPod("eth0", func(netlink.Link) error { return nil }); err == nil {
 			t.Errorf("DEL %s left eth0", what)
 		}
+	}
+}
+
+// TestDelReadsOwnLeases: DEL has the addresses in its record, and reads no other lease. It would log a folder in place of one.
+func TestDelReadsOwnLeases(t *testing.T) {
+	l := newLab(t)
+	l.add("a")
+	folder := "/var/lib/cni/networks/" + l.network() + "/10.60.0.99"
+	kerneltest.Must(t, os.Mkdir(folder, 0o700))
+	t.Cleanup(func() { _ = os.Remove(folder) })
+	if log := l.OK(l.Call("DEL", "a")).Log; strings.Contains(log, "10.60.0.99") {
+		t.Error(log)
+	}
+	if log := l.OK(l.Call("DEL", "a")).Log; !strings.Contains(log, "10.60.0.99") {
+		t.Errorf("a DEL that knows no address did not read all leases: %s", log)
 	}
 }
 

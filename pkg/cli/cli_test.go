@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -41,18 +40,6 @@ func TestVersion(t *testing.T) {
 	}
 	if got != thisBuild() || got.Commit == "" || got.Version == "" {
 		t.Errorf("got %+v", got)
-	}
-}
-
-func TestRevision(t *testing.T) {
-	for want, settings := range map[string][]debug.BuildSetting{
-		"unknown":        nil,
-		"abc":            {{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "false"}},
-		"abc (modified)": {{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}},
-	} {
-		if got := revision(&debug.BuildInfo{Settings: settings}); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
 	}
 }
 

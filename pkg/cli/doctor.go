@@ -37,9 +37,9 @@ const doctorExample = `  podlace doctor
   podlace doctor --fix`
 
 type doctorFlags struct {
-	options        doctor.Options
-	output         string
-	all, fix, list bool
+	options  doctor.Options
+	output   string
+	all, fix bool
 }
 
 func newDoctor() *cobra.Command {
@@ -57,7 +57,6 @@ func newDoctor() *cobra.Command {
 	addConfDir(cmd, &flags.options)
 	addBinDir(cmd, &flags.options)
 	cmd.Flags().BoolVar(&flags.all, "all", false, "also list the checks without a finding")
-	cmd.Flags().BoolVar(&flags.list, "list", false, "list the names of all checks and exit")
 	cmd.Flags().BoolVar(&flags.fix, "fix", false, "apply remedies that cannot harm pods, after asking for each")
 	addOutput(cmd, &flags.output)
 	return cmd
@@ -66,10 +65,6 @@ func newDoctor() *cobra.Command {
 func (f doctorFlags) run(stdin io.Reader, stdout io.Writer, only []string) error {
 	if f.fix && f.output == outputJSON {
 		return errors.New("--fix asks questions: it cannot be combined with -o json")
-	}
-	if f.list {
-		_, err := fmt.Fprintln(stdout, strings.Join(doctor.Names(), "\n"))
-		return err
 	}
 	if err := needRoot(); err != nil {
 		return err

@@ -21,7 +21,6 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/cli/doctor"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
-	"github.com/podlace/podlace/pkg/cli/validate"
 	"github.com/podlace/podlace/pkg/ports"
 )
 
@@ -32,8 +31,7 @@ const lsExample = `  podlace ls
 
 const lsHelp = `List the attachments that are recorded on this node, from the plugins' records
 and host-local's leases. The last column is the state of the pod's network
-namespace: alive, gone, or unknown when no record names it. Standard error lists
-valid configuration keys that do not have the effect that they suggest.`
+namespace: alive, gone, or unknown when no record names it.`
 
 // outputWide is the output format of a table with additional columns.
 const outputWide = "wide"
@@ -92,12 +90,9 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	if err := f.parse(); err != nil {
 		return err
 	}
-	networks, list, damaged, err := f.read(stderr)
+	list, err := f.read(stderr)
 	if err != nil {
 		return err
-	}
-	for _, text := range f.findings(networks) {
-		printLine(stderr, text)
 	}
 	list = slices.DeleteFunc(list, func(a *reconcile.Attachment) bool {
 		return slices.ContainsFunc(f.tests, func(test func(*reconcile.Attachment) bool) bool { return !test(a) })
@@ -110,7 +105,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	default:
 		printAttachments(stdout, list, []string{"NAMESPACE"}, func(a *reconcile.Attachment) []string { return []string{a.State} })
 	}
-	return errors.Join(printDamaged(stderr, damaged), err)
+	return errors.Join(printUnreadable(stderr, f.network), err)
 }
 
 // parse checks and parses the flags that select attachments.
@@ -158,13 +153,13 @@ func parseHostPort(text string) (port uint16, protocol string, err error) {
 	return uint16(n), protocol, nil
 }
 
-// read returns the network configurations, and the recorded attachments of the selected networks with the records that cannot be read. The
-// runtime's folder may be missing, as on k3s nodes, because records need no configuration.
-func (f confFlags) read(stderr io.Writer) ([]reconcile.Network, []*reconcile.Attachment, []attachment.Damaged, error) {
+// read returns the recorded attachments of the selected networks, with the records that cannot be read. The runtime's folder may be
+// missing, as on k3s nodes, because records need no configuration.
+func (f confFlags) read(stderr io.Writer) ([]*reconcile.Attachment, error) {
 	networks, notes, err := configurations(f.ConfDir)
 	switch {
 	case err != nil && f.named:
-		return nil, nil, nil, err
+		return nil, err
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		notes = append(notes, err.Error())
 	}
@@ -176,10 +171,10 @@ func (f confFlags) read(stderr io.Writer) ([]reconcile.Network, []*reconcile.Att
 		err = f.checkNetwork(networks, list)
 	}
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	damaged, err := unreadable(f.network)
-	return networks, f.filterNetwork(reconcile.AddDamaged(list, damaged)), damaged, err
+	return f.filterNetwork(reconcile.AddDamaged(list, damaged)), err
 }
 
 func needRoot() error {
@@ -196,23 +191,6 @@ func configurations(dir string) (networks []reconcile.Network, notes []string, e
 		err = fmt.Errorf("%w: --conf-dir names the folder with the network configurations, on k3s /var/lib/rancher/k3s/agent/etc/cni/net.d", err)
 	}
 	return networks, notes, err
-}
-
-// findings() returns the problems in the networks' configurations, one problem in each line.
-func (f confFlags) findings(networks []reconcile.Network) (lines []string) {
-	node, err := validate.ThisNode()
-	if err != nil {
-		lines = append(lines, fmt.Sprintf("the node's subnets cannot be compared with the configurations: %v", err))
-	}
-	for _, n := range networks {
-		if f.network != "" && n.Name != f.network {
-			continue
-		}
-		for _, finding := range validate.Config(n.Text, node) {
-			lines = append(lines, n.File+": "+finding.String())
-		}
-	}
-	return lines
 }
 
 // checkNetwork returns an error if no configuration, record or lease contains the network in the flag --network.

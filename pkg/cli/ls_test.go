@@ -76,35 +76,3 @@ func TestUnknownNetwork(t *testing.T) {
 		t.Errorf("a network without pods: status %d, %q, %q", status, stdout, stderr)
 	}
 }
-
-// TestLsNamesTraps checks that ls warns about configuration keys without effect, on standard error. The warnings include keys that libcni
-// removes before a plugin sees the configuration.
-func TestLsNamesTraps(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: these commands are root's")
-	}
-	dir := t.TempDir()
-	for name, config := range map[string]string{
-		"10-a.conflist": `{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"bridge"},{"type":"portmap","snat":true,"snat":false}]}`,
-		"20-b.conflist": `{"cniVersion":"1.0.0","name":"b","plugins":[{"type":"bridge"},{"type":"bandwidth"}]}`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	lines := map[string]string{
-		"a": "podlace: " + filepath.Join(dir, "10-a.conflist") + ": plugins[1].snat: ",
-		"c": "podlace: " + filepath.Join(dir, "10-a.conflist") + ": plugins[1].capabilities: ",
-		"b": "podlace: " + filepath.Join(dir, "20-b.conflist") + ": plugins[1].capabilities: ",
-	}
-	status, stdout, stderr := run("ls", "--conf-dir", dir)
-	for _, line := range lines {
-		if status != exitOK || strings.Contains(stdout, "capabilities") || !strings.Contains(stderr, line) {
-			t.Errorf("status %d, %q, %q: want %q", status, stdout, stderr, line)
-		}
-	}
-	if _, _, stderr := run("ls", "--conf-dir", dir, "--network", "b"); !strings.Contains(stderr, lines["b"]) ||
-		strings.Contains(stderr, lines["a"]) {
-		t.Errorf("of network b: %q", stderr)
-	}
-}

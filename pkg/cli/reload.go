@@ -82,26 +82,21 @@ func printReloaded(stdout, stderr io.Writer) error {
 	return printUnreadable(stderr, "")
 }
 
-// printUnreadable prints the records of a network, or of all networks, that cannot be read.
-func printUnreadable(stderr io.Writer, network string) error {
-	damaged, err := unreadable(network)
-	return errors.Join(printDamaged(stderr, damaged), err)
-}
-
 // unreadable returns the records of a network, or of all networks, that cannot be read.
 func unreadable(network string) ([]attachment.Damaged, error) {
 	_, damaged, err := attachment.Scan()
 	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network }), err
 }
 
-// printDamaged prints records that cannot be read, each with the reason. The command has skipped the attachments of unreadable records, so
-// it ends with exitFailed.
-func printDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
+// printUnreadable prints the unreadable records of a network, or of all networks, each with the reason. The command has skipped their
+// attachments, so it ends with exitFailed.
+func printUnreadable(stderr io.Writer, network string) error {
+	damaged, err := unreadable(network)
 	for _, d := range damaged {
 		printLine(stderr, fmt.Sprintf("%s cannot be read and is skipped: %v; DEL of its pod removes its attachment", d.Path(), d.Reason))
 	}
 	if len(damaged) > 0 {
-		return exitError(exitFailed)
+		err = errors.Join(exitError(exitFailed), err)
 	}
-	return nil
+	return err
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/daemon/poolfile"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/poddevices"
 )
@@ -152,12 +151,7 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	if n.snapshot, err = pci.Scan(f.sysfs); err != nil {
 		return nil, err
 	}
-	host, err := kernel.Host()
-	if err != nil {
-		return nil, err
-	}
-	defer host.Close()
-	if n.env.DefaultRoute, err = host.Uplinks(); err != nil {
+	if n.env, err = poolfile.Env(); err != nil {
 		return nil, err
 	}
 	answer, err := askPlugin(ctx, f.socket, poddevices.Question{Published: true})

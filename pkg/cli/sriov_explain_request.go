@@ -74,15 +74,16 @@ func (f requestFlags) check(given func(flag string) bool) error {
 }
 
 // parseWith parses an argument of the form RESOURCE or RESOURCE=COUNT.
-func parseWith(text string) (resource string, count int, err error) {
+func parseWith(text string) (demand, error) {
 	resource, number, counted := strings.Cut(text, "=")
-	if count = 1; counted {
-		count, err = strconv.Atoi(number)
+	if !counted {
+		number = "1"
 	}
+	count, err := strconv.Atoi(number)
 	if err != nil || count < 1 || !strings.Contains(resource, "/") {
-		return "", 0, fmt.Errorf("--with %q: want a resource such as example.com/gpu or example.com/gpu=2", text)
+		return demand{}, fmt.Errorf("--with %q: want a resource such as example.com/gpu or example.com/gpu=2", text)
 	}
-	return resource, count, nil
+	return demand{name: resource, count: count}, nil
 }
 
 // explainRequest prints whether a container could get the requested resources, and how the Topology Manager merges the hints.
@@ -130,31 +131,30 @@ func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.
 	if resource == "" && len(n.pools) == 1 {
 		resource = n.pools[0].Name
 	}
-	names, counts := []string{resource}, []int{f.request.count}
+	demands = []demand{{name: resource, count: f.request.count}}
 	if f.request.cpus > 0 {
-		names, counts = append(names, cpuResource), append(counts, f.request.cpus)
+		demands = append(demands, demand{name: cpuResource, count: f.request.cpus})
 	}
 	for _, text := range f.request.with {
-		name, count, err := parseWith(text)
-		if err == nil && slices.Contains(names, name) {
-			err = fmt.Errorf("--with %s: the request has this resource already", plain(name))
-		}
-		if err != nil {
-			return nil, err
-		}
-		names, counts = append(names, name), append(counts, count)
-	}
-	for i, name := range names {
-		d := demand{name: name, count: counts[i]}
-		if i == 0 || slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == name }) {
-			d.Devices, err = n.poolDevices(machine, name)
-		} else {
-			d.Devices, err = f.otherDevices(ctx, n, machine, name)
+		d, err := parseWith(text)
+		if err == nil && slices.ContainsFunc(demands, func(o demand) bool { return o.name == d.name }) {
+			err = fmt.Errorf("--with %s: the request has this resource already", plain(d.name))
 		}
 		if err != nil {
 			return nil, err
 		}
 		demands = append(demands, d)
+	}
+	for i := range demands {
+		d := &demands[i]
+		if i == 0 || slices.ContainsFunc(n.pools, func(p pool.Pool) bool { return p.Name == d.name }) {
+			d.Devices, err = n.poolDevices(machine, d.name)
+		} else {
+			d.Devices, err = f.otherDevices(ctx, n, machine, d.name)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	return demands, nil
 }

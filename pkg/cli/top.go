@@ -116,7 +116,7 @@ func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 
 // measure() returns the traffic of all live attachments that have an interface on the node.
 func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, error) {
-	_, all, _, err := f.read(stderr)
+	all, err := f.read(stderr)
 	if err != nil {
 		return nil, err
 	}

@@ -49,23 +49,15 @@ type topologyPod = *reconcile.Attachment
 
 // topologyCard is a physical function (PF) and its VFs.
 type topologyCard struct {
-	Name     string       `json:"name,omitempty"`
-	Address  string       `json:"address"`
-	NUMANode int          `json:"numaNode"` // or pci.Unknown
-	Driver   string       `json:"driver,omitempty"`
-	TotalVFs int          `json:"totalVFs"`
-	VFs      []topologyVF `json:"vfs"`
+	sriovDevice
+	VFs []topologyVF `json:"vfs"`
 }
 
 // topologyVF contains a VF and the pod that uses the VF.
 type topologyVF struct {
-	Index    int    `json:"index"`
-	Address  string `json:"address"`
-	Driver   string `json:"driver,omitempty"`
-	Resource string `json:"resource,omitempty"`
-	Pod      string `json:"pod,omitempty"`
-	Network  string `json:"network,omitempty"` // of the attachment, if a CNI plugin attached the VF
-	Fault    string `json:"fault,omitempty"`
+	sriovDevice
+	Pod     string `json:"pod,omitempty"`
+	Network string `json:"network,omitempty"` // of the attachment, if a CNI plugin attached the VF
 }
 
 type topologyFlags struct {
@@ -90,7 +82,7 @@ func newTopology() *cobra.Command {
 }
 
 func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error {
-	_, list, damaged, err := f.read(stderr)
+	list, err := f.read(stderr)
 	if err != nil {
 		return err
 	}
@@ -107,7 +99,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	}
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
 	err = printAs(f.output, stdout, t, func() { fmt.Fprint(stdout, t.text()) })
-	return errors.Join(printDamaged(stderr, damaged), err)
+	return errors.Join(printUnreadable(stderr, f.network), err)
 }
 
 // newPicture builds the topology of the node from lists: it groups the attachments by bridge and the VFs by PF.
@@ -116,7 +108,7 @@ func newPicture(name string, list []topologyPod, devices []sriovDevice, holder f
 	known := map[string]bool{}
 	for _, card := range t.Cards {
 		for _, vf := range card.VFs {
-			known[vf.Address] = true
+			known[vf.Address.String()] = true
 		}
 	}
 	for _, a := range list {
@@ -166,20 +158,19 @@ func cardsOf(devices []sriovDevice, list []topologyPod, holder func(h poddevices
 	cards := []topologyCard{}
 	for _, d := range devices {
 		if d.TotalVFs > 0 {
-			cards = append(cards, topologyCard{Name: d.PFName, Address: d.Address.String(), NUMANode: d.NUMANode, Driver: d.Driver,
-				TotalVFs: d.TotalVFs, VFs: []topologyVF{}})
+			cards = append(cards, topologyCard{d, []topologyVF{}})
 		}
 	}
 	for _, d := range devices {
-		i := slices.IndexFunc(cards, func(c topologyCard) bool { return c.Address == d.PF.String() })
+		i := slices.IndexFunc(cards, func(c topologyCard) bool { return c.Address == d.PF })
 		if !d.IsVF() || i < 0 {
 			continue
 		}
-		vf := topologyVF{Index: d.VFIndex, Address: d.Address.String(), Driver: d.Driver, Resource: d.Resource, Fault: d.Fault}
+		vf := topologyVF{sriovDevice: d}
 		if d.Holder != nil {
 			vf.Pod = holder(*d.Holder)
 		}
-		if k := slices.IndexFunc(list, func(a topologyPod) bool { return slices.Contains(a.VFs, vf.Address) }); k >= 0 {
+		if k := slices.IndexFunc(list, func(a topologyPod) bool { return slices.Contains(a.VFs, vf.Address.String()) }); k >= 0 {
 			vf.Pod, vf.Network = podName(list[k]), list[k].Network
 		}
 		cards[i].VFs = append(cards[i].VFs, vf)

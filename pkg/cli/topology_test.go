@@ -98,7 +98,7 @@ func TestTopologyCommand(t *testing.T) {
 	}
 	_, stdout, _ = run(append(flags, "-o", "json")...)
 	var got topology
-	if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got.Cards) != 2 || got.Cards[1].VFs[1].Index != 1 ||
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got.Cards) != 2 || got.Cards[1].VFs[1].VFIndex != 1 ||
 		got.Cards[1].NUMANode != 1 {
 		t.Errorf("%v\n%s", err, stdout)
 	}

@@ -59,10 +59,10 @@ func (t topology) numaBranches() (list []branch) {
 			}
 			list = append(list, branch{heading: heading})
 		}
-		card := branch{heading: fmt.Sprintf("PF %s %s: %s, %d of %d VFs", dash(plain(c.Name)), c.Address,
+		card := branch{heading: fmt.Sprintf("PF %s %s: %s, %d of %d VFs", dash(plain(c.PFName)), c.Address,
 			cmp.Or(plain(c.Driver), "no driver"), len(c.VFs), c.TotalVFs)}
 		for _, vf := range c.VFs {
-			card.rows = append(card.rows, row{link: fmt.Sprintf("VF %d %s", vf.Index, vf.Address), pod: dash(plain(vf.Pod)),
+			card.rows = append(card.rows, row{link: fmt.Sprintf("VF %d %s", vf.VFIndex, vf.Address), pod: dash(plain(vf.Pod)),
 				facts: []string{labelled("driver", plain(vf.Driver)), labelled("resource", plain(vf.Resource)),
 					labelled("network", plain(vf.Network))}, trouble: plainText(vf.Fault)})
 		}

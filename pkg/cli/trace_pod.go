@@ -174,7 +174,4 @@ func (t tracedPlugin) print(w io.Writer) {
 	for _, line := range t.Objects {
 		fmt.Fprintf(w, "         %s\n", plugin.Plain(line, maxEvidence))
 	}
-	for _, change := range t.Changes {
-		fmt.Fprintf(w, "         change: %s\n", plugin.Plain(change.What, maxEvidence))
-	}
 }

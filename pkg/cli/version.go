@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Release builds set the variable commit with the linker flag -ldflags -X.
+// The Makefile sets the variable commit with the linker flag -ldflags -X. Another build has it in its version.
 var commit string
 
 // The type build describes the podlace binary and the running kernel.
@@ -28,29 +27,12 @@ type build struct {
 }
 
 func thisBuild() build {
-	b := build{
+	return build{
 		Version: plugin.BuildVersion(),
-		Commit:  commit,
+		Commit:  cmp.Or(commit, "unknown"),
 		Go:      runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH,
 		Kernel:  kernelRelease(),
 	}
-	if info, ok := debug.ReadBuildInfo(); ok && b.Commit == "" {
-		b.Commit = revision(info)
-	}
-	return b
-}
-
-// revision() returns the source revision that the Go tool stored in the binary.
-func revision(info *debug.BuildInfo) string {
-	settings := map[string]string{}
-	for _, s := range info.Settings {
-		settings[s.Key] = s.Value
-	}
-	found := cmp.Or(settings["vcs.revision"], "unknown")
-	if settings["vcs.modified"] == "true" {
-		found += " (modified)"
-	}
-	return found
 }
 
 func newVersion() *cobra.Command {

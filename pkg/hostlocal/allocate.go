@@ -24,8 +24,9 @@ type allocation struct {
 	r      *plugin.Request
 	l      *leases
 	host   *kernel.Node
-	mine   []netip.Addr // taken by this ADD
-	taken  []netip.Addr // of all leases, in their order; nil until the folder has been listed
+	mine   []netip.Addr   // taken by this ADD
+	given  []netip.Prefix // as mine, with the prefix length of their subnet
+	taken  []netip.Addr   // of all leases, in their order; nil until the folder has been listed
 	misses int
 }
 
@@ -88,7 +89,9 @@ func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*type
 	}
 	a.l.setLast(i, got)
 	in, _ := set.find(got)
-	return &types100.IPConfig{Address: *kernel.IPNet(netip.PrefixFrom(got, in.Subnet.Bits())), Gateway: in.Gateway.AsSlice()}, rest, nil
+	p := netip.PrefixFrom(got, in.Subnet.Bits())
+	a.given = append(a.given, p)
+	return &types100.IPConfig{Address: *kernel.IPNet(p), Gateway: in.Gateway.AsSlice()}, rest, nil
 }
 
 func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) error {
@@ -100,17 +103,11 @@ func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) error {
 		return err
 	}
 	is, leased := a.l.read(addr)
-	if leased {
-		free, err := a.isFree(is)
-		if err != nil {
-			return err
-		}
-		if free {
-			return a.takeOver(addr)
-		}
-	}
 	reason := "the node has it or a route to it"
 	if leased {
+		if _, ok, err := a.reclaim(set, []lease{is}); ok || err != nil {
+			return err
+		}
 		reason = "it is leased to " + a.l.describe(is.of)
 	}
 	return plugin.Errorf(plugin.CodeAddressTaken, "requested IP address %s is not available in range set %s: %s", addr, set, reason)
@@ -132,8 +129,11 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 		}
 		a.misses++
 	}
-	got, ok, err := a.reclaim(set)
-	if ok || err != nil {
+	all, err := a.l.all()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if got, ok, err := a.reclaim(set, all); ok || err != nil {
 		return got, err
 	}
 	return netip.Addr{}, a.exhausted(set)

@@ -3,9 +3,11 @@
 package hostlocal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -99,29 +101,28 @@ func (l *leases) isRecorded(is lease) bool {
 	return len(records) > 0 && !others
 }
 
-// isFree reports whether ADD may take a leased address: the lease is of an earlier boot, the address has no route of its own, and nobody
-// answers for it.
-func (a *allocation) isFree(is lease) (bool, error) {
-	if !a.l.isEarlier(is) || a.isForeign(is.addr) {
-		return false, nil
-	}
-	silent, err := a.host.Silent([]netip.Addr{is.addr}, probeTime)
-	return len(silent) > 0, err
-}
-
 // isReusable reports whether reclaim should ask for the address of a lease: it is one of the set, and torn or of an earlier boot.
 func (l *leases) isReusable(set RangeSet, is lease) bool {
 	r, in := set.find(is.addr)
 	return in && is.addr != r.Gateway && (is.torn() || l.isEarlier(is))
 }
 
-// reclaim takes an address of a full set whose lease is torn or of an earlier boot, and deletes the other leases of an earlier boot for
-// which nobody answers, so that the next ADDs need not ask again. It asks for the oldest first.
-func (a *allocation) reclaim(set RangeSet) (got netip.Addr, ok bool, err error) {
-	all, err := a.l.all()
-	slices.SortStableFunc(all, func(a, b lease) int { return a.written.Compare(b.written) })
-	var old []netip.Addr
+// reclaim takes a leased address of a set, if the lease is torn or of an earlier boot, the address has no route of its own, and nobody
+// answers for it. It deletes the other leases of an earlier boot for which nobody answers, so that the next ADDs need not ask again. It
+// asks for the oldest first.
+func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool, err error) {
+	candidates := map[netip.Addr]lease{}
 	for _, is := range all {
+		if is.torn() || is.written.Before(a.l.since) {
+			candidates[is.addr] = is
+		}
+	}
+	byTime := func(x, y netip.Addr) int {
+		return cmp.Or(candidates[x].written.Compare(candidates[y].written), x.Compare(y))
+	}
+	var old []netip.Addr
+	for _, addr := range slices.SortedFunc(maps.Keys(candidates), byTime) {
+		is := candidates[addr]
 		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) || a.isForeign(is.addr) {
 			continue
 		}
@@ -130,8 +131,8 @@ func (a *allocation) reclaim(set RangeSet) (got netip.Addr, ok bool, err error) 
 		}
 		old = append(old, is.addr)
 	}
-	if len(old) == 0 || err != nil {
-		return got, false, err
+	if len(old) == 0 {
+		return got, false, nil
 	}
 	silent, err := a.host.Silent(old, probeTime)
 	a.r.Log.Warn("taking addresses of pods of an earlier boot", "leases", len(old), "silent", silent)

@@ -3,7 +3,6 @@
 package hostlocal
 
 import (
-	"errors"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -15,7 +14,7 @@ import (
 // CIDRs are unknown, the ranges may be too. Then one address needs a lease, and no lease may be another attachment's.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
-	unknown := errors.Is(err, errNoPodCIDR)
+	unknown := NoPodCIDR(err)
 	if err != nil && !unknown {
 		return err
 	}

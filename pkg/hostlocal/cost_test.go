@@ -96,7 +96,7 @@ func TestL04OpensNoOthersLease(t *testing.T) {
 // fillFolder creates leases of other containers.
 func (l lab) fillFolder(addr netip.Addr, n int) {
 	l.Helper()
-	folder, err := openLeases(l.dir, l.network, slog.Default(), attachment.Waiting)
+	folder, err := openLeases(makeFolder, l.dir, l.network, slog.Default(), attachment.Waiting)
 	if err != nil {
 		l.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // Plugin returns the host-local plugin.
@@ -44,7 +45,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		}
 	}
 	defer att.Close()
-	l, err := openLeases(cfg.Dir, r.Network, r.Log, attachment.Waiting)
+	l, err := openLeases(makeFolder, cfg.Dir, r.Network, r.Log, attachment.Waiting)
 	if err != nil {
 		return nil, err
 	}
@@ -66,12 +67,7 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 		return nil, err
 	}
 	if att != nil {
-		st := state{IPAM: ipam.Object(r.Config)}
-		for _, ip := range ips {
-			p, _ := kernel.Prefix(&ip.Address)
-			st.Addresses = append(st.Addresses, p)
-		}
-		if err := att.Save(st); err != nil {
+		if err := att.Save(state{IPAM: ipam.Object(r.Config), Addresses: a.given}); err != nil {
 			return nil, err
 		}
 	}
@@ -98,8 +94,8 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 	return nil
 }
 
-// del releases the addresses in the record or in prevResult. If none of them is leased to the attachment, it reads all leases: the record
-// may be lost, and the runtime may have no result.
+// del releases the addresses in the record, or without them those in prevResult. If none of them is leased to the attachment, it reads all
+// leases: the record may be lost, and the runtime may have no result.
 func del(r *plugin.Request) error {
 	var att *attachment.Attachment // as in ADD
 	known, paths := r.Leased, []string{parseDir(r)}
@@ -114,16 +110,15 @@ func del(r *plugin.Request) error {
 		}
 	}
 	defer att.Close()
-	if r.Prev != nil {
+	if r.Prev != nil && len(known) == 0 {
 		for _, ip := range r.Prev.IPs {
-			if p, ok := kernel.Prefix(&ip.Address); ok && !slices.Contains(known, p) {
-				known = append(known, p)
-			}
+			p, _ := kernel.Prefix(&ip.Address)
+			known = append(known, p)
 		}
 	}
 	var errs []error
 	for _, path := range slices.Compact(paths) {
-		l, err := openExisting(path, r)
+		l, err := openLeases(store.Open, path, r.Network, r.Log, attachment.Waiting)
 		if err == nil {
 			err = l.releaseAll(r, known)
 			l.close()
@@ -170,7 +165,7 @@ func gc(r *plugin.Request) error {
 	})) // before GC adds to Valid
 	dir := parseDir(r)
 	var names []netip.Addr
-	l, err := openExisting(dir, r)
+	l, err := openLeases(store.Open, dir, r.Network, r.Log, attachment.Waiting)
 	if err == nil {
 		names, err = l.names()
 		l.close()
@@ -191,7 +186,7 @@ func gc(r *plugin.Request) error {
 }
 
 func collectPart(r *plugin.Request, dir string, addresses []netip.Addr, stale map[plugin.Attachment]bool) error {
-	l, err := openExisting(dir, r)
+	l, err := openLeases(store.Open, dir, r.Network, r.Log, attachment.Waiting)
 	if err != nil {
 		return err
 	}

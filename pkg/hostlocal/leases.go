@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -40,24 +39,18 @@ type leases struct {
 	log      *slog.Logger
 	since    time.Time                        // leases made before are of an earlier boot; zero if none is known to be
 	reserved map[netip.Addr]plugin.Attachment // lost leases of live pods that could not be restored
-	unread   []attachment.Damaged             // records of the network whose leases could not be restored
-	vfs      []attachment.Record              // the network's records of sriov, once recordsOf has read them
+	unread   []error                          // records of the network that cannot be read
+	vfs      []attachment.Record              // the network's records of sriov, if listed
+	listed   bool
 }
 
-// openLeases locks the lease folder, and makes it if it is missing.
-func openLeases(path, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
-	dir, err := store.Make(path, 0o755)
-	return lockLeases(dir, err, network, log, locks)
-}
+// makeFolder opens a lease folder, and makes it if it is missing.
+func makeFolder(path string) (*store.Dir, error) { return store.Make(path, 0o755) }
 
-// openExisting locks the lease folder. If the network never had a lease, the error is fs.ErrNotExist.
-func openExisting(path string, r *plugin.Request) (*leases, error) {
-	dir, err := store.Open(path)
-	return lockLeases(dir, err, r.Network, r.Log, attachment.Waiting)
-}
-
-// lockLeases locks a lease folder, or closes it if it returns an error. The argument "err" is the error of opening the folder.
-func lockLeases(dir *store.Dir, err error, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
+// openLeases opens a lease folder, with makeFolder or store.Open, and locks it. If the network never had a lease, store.Open returns
+// fs.ErrNotExist.
+func openLeases(open func(string) (*store.Dir, error), path, network string, log *slog.Logger, locks attachment.Locker) (*leases, error) {
+	dir, err := open(path)
 	if err != nil {
 		return nil, fmt.Errorf("lease folder: %w", err)
 	}
@@ -185,22 +178,23 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment, notAfter time.Tim
 
 // recordsOf returns the records of an attachment, or of a VF, whose name is not in the key of its record. A record is on tmpfs, so its
 // attachment was made in this boot.
-func (l *leases) recordsOf(of plugin.Attachment) (list []attachment.Record) {
-	key := attachment.Key{Network: strings.TrimSuffix(l.network, ipam.ChainedSuffix), ContainerID: of.ContainerID, IfName: of.IfName}
-	records, err := attachment.RecordsOf(key, attachment.Plugins()...)
+func (l *leases) recordsOf(of plugin.Attachment) map[string]attachment.Record {
+	network := strings.TrimSuffix(l.network, ipam.ChainedSuffix)
+	records, err := attachment.RecordsOf(attachment.Key{Network: network, ContainerID: of.ContainerID, IfName: of.IfName},
+		attachment.Plugins()...)
 	if err != nil { // an unreadable record is a record
-		return []attachment.Record{{}}
+		return map[string]attachment.Record{"": {}}
 	}
-	if l.vfs == nil {
-		found, _ := attachment.List(key.Network, "sriov")
-		l.vfs = append([]attachment.Record{}, found...)
+	if !l.listed {
+		l.vfs, _ = attachment.List(network, "sriov")
+		l.listed = true
 	}
 	for _, rec := range l.vfs {
-		if _, ok := rec.Addresses()[of.IfName]; ok && rec.ContainerID == of.ContainerID && rec.Key != key {
-			list = append(list, rec)
+		if rec.ContainerID == of.ContainerID && rec.Addresses()[of.IfName] != nil {
+			records["sriov"] = rec
 		}
 	}
-	return slices.AppendSeq(list, maps.Values(records))
+	return records
 }
 
 // netnsOf returns the path of the namespace in an attachment's record, or "" without a record.

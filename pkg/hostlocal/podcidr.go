@@ -22,24 +22,21 @@ const (
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// errNoPodCIDR identifies errors that disappear when the agent writes the file with the node's CIDRs.
-var errNoPodCIDR = errors.New("no podCIDR")
-
 // podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause of this
 // error.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
-	return plugin.WithHint(&noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
+	return plugin.WithHint(noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
 		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
 }
 
 // NoPodCIDR reports whether an error disappears when the agent writes the file with the node's CIDRs.
-func NoPodCIDR(err error) bool { return errors.Is(err, errNoPodCIDR) }
+func NoPodCIDR(err error) bool { return errors.As(err, new(noPodCIDRError)) }
 
-// noPodCIDRError wraps an error and keeps its text. For the wrapped error, errors.Is(err, errNoPodCIDR) is true.
+// noPodCIDRError wraps an error and keeps its text.
 type noPodCIDRError struct{ error }
 
-func (m *noPodCIDRError) Unwrap() []error { return []error{m.error, errNoPodCIDR} }
+func (m noPodCIDRError) Unwrap() error { return m.error }
 
 // resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. resolvePodCIDRs reads the file with the CIDRs only if the ranges
 // contain a keyword. If the ranges contain both keywords, but the node has CIDRs of only one address family, pods get addresses of only

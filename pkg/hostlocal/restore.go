@@ -42,16 +42,13 @@ func restoreEmptied(path string, r *plugin.Request) error {
 	if _, missing := os.Lstat(filepath.Join(path, bootFile)); missing == nil || !slices.Contains(networks, r.Network) {
 		return err
 	}
-	l, err := openLeases(path, r.Network, r.Log, attachment.Trying)
+	l, err := openLeases(makeFolder, path, r.Network, r.Log, attachment.Trying)
 	if err != nil {
 		return attachment.Trying.Tolerate(err)
 	}
 	defer l.close()
-	errs := []error{l.markBoot()}
-	for _, d := range l.unread {
-		errs = append(errs, fmt.Errorf("%s cannot be read, so leases of its pod are not restored: %w", d.Path(), d.Reason))
-	}
-	return errors.Join(errs...)
+	err = l.markBoot()
+	return errors.Join(append(l.unread, err)...)
 }
 
 // restore creates the missing leases of this folder. The addresses of attachments that another process has locked become reserved instead:
@@ -59,9 +56,11 @@ func restoreEmptied(path string, r *plugin.Request) error {
 func (l *leases) restore() error {
 	lost, damaged, err := Unleased(l.dir.Path())
 	errs := []error{err}
-	l.unread = slices.DeleteFunc(damaged, func(d attachment.Damaged) bool {
-		return d.Network != strings.TrimSuffix(l.network, ipam.ChainedSuffix)
-	})
+	for _, d := range damaged {
+		if d.Network == strings.TrimSuffix(l.network, ipam.ChainedSuffix) {
+			l.unread = append(l.unread, fmt.Errorf("%s cannot be read, so leases of its pod are not restored: %w", d.Path(), d.Reason))
+		}
+	}
 	l.reserved = map[netip.Addr]plugin.Attachment{}
 	for _, rec := range lost {
 		if err := restoreRecord(rec, l.log, attachment.Trying, l); err != nil {
@@ -123,7 +122,7 @@ func restoreRecord(listed attachment.Record, log *slog.Logger, locks attachment.
 		return nil
 	}
 	if l == nil {
-		if l, err = openLeases(path, rec.Network, log, locks); err != nil {
+		if l, err = openLeases(makeFolder, path, rec.Network, log, locks); err != nil {
 			return err
 		}
 		defer l.close()

@@ -20,7 +20,7 @@ import (
 // pods are deleted.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
-	if errors.Is(err, errNoPodCIDR) {
+	if NoPodCIDR(err) {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if err != nil {

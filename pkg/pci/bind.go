@@ -3,6 +3,7 @@
 package pci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,13 +26,16 @@ const (
 
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
-// Bind unbinds a VF from its current driver and binds it to the given driver. The kernel must already have loaded the given driver. Bind
+// Bind unbinds a VF from its current driver and binds it to the given driver, or to none for "". The kernel must already have loaded it. Bind
 // sets driver_override, so that no other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. If Bind cannot
 // bind the new driver, it binds the previous driver again. The error also says whether the previous driver is bound again. Bind stops when
 // ctx ends, or after 30 s. Rebinding the previous driver can take another 30 s. Before Bind, the caller must ensure that no program uses
 // the VF.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
+		if driver == "" {
+			return c.unbindCurrent(ctx)
+		}
 		if err := c.checkLoaded(driver); err != nil {
 			return fmt.Errorf("bind %s to %s: %w", a, driver, err)
 		}
@@ -40,9 +44,7 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 }
 
 // Unbind unbinds a VF from its driver. Unbind is a no-op if the VF has no driver. Unbind stops when ctx ends, or after 30 s.
-func Unbind(ctx context.Context, sysfs string, a Address) error {
-	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error { return c.unbindCurrent(ctx) })
-}
+func Unbind(ctx context.Context, sysfs string, a Address) error { return Bind(ctx, sysfs, a, "") }
 
 // The type control changes one PCI function through sysfs.
 type control struct {
@@ -86,7 +88,7 @@ func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Dura
 
 // checkLoaded returns an error if the driver is not loaded.
 func (c control) checkLoaded(driver string) error {
-	if _, err := parseWord(driver); err != nil || driver == "" || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") {
+	if _, err := parseWord(driver); err != nil || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") {
 		return errors.New("want the name of a driver")
 	}
 	if _, err := c.root.Stat(driversFolder + "/" + driver); err != nil {
@@ -134,10 +136,7 @@ func (c control) restoreFormer(ctx context.Context, former, override string) err
 }
 
 func orNone(driver string) string {
-	if driver == "" {
-		return "no driver"
-	}
-	return driver
+	return cmp.Or(driver, "no driver")
 }
 
 // changeDriver sets driver_override, unbinds the PCI function, and makes the kernel probe the PCI function. changeDriver also works if

@@ -26,7 +26,7 @@ func scanNodes(root *os.Root) []Node {
 	}
 	for _, id := range ids {
 		if f, err := openFolder(root, fmt.Sprintf("%s/node%d", nodesFolder, id)); err == nil {
-			nodes = append(nodes, Node{ID: id, CPUs: parseAttribute(f, "cpulist", "", parseCPUs),
+			nodes = append(nodes, Node{ID: id, CPUs: f.text("cpulist"),
 				Distance: parseAttribute(f, "distance", nil, parseDistances)})
 			f.Close()
 		}

@@ -96,13 +96,6 @@ func parseErrors(s string) (uint64, error) {
 	return 0, fmt.Errorf("want a line TOTAL_ERR_*, have %+.80q", s)
 }
 
-func parseCPUs(s string) (string, error) {
-	if strings.ContainsFunc(s, func(r rune) bool { return !strings.ContainsRune("0123456789,-", r) }) {
-		return "", fmt.Errorf("want a list of CPUs, have %+.80q", s)
-	}
-	return s, nil
-}
-
 // parseDistances parses the distances from one NUMA node to all nodes, such as "10 21".
 func parseDistances(s string) (distances []int, err error) {
 	for _, field := range strings.Fields(s) {

@@ -5,7 +5,6 @@ package pci
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -27,15 +26,7 @@ const (
 	miscFolder    = "class/misc"
 )
 
-// maxAttribute is the maximum size of a sysfs attribute in bytes. The size is one memory page.
-const maxAttribute = 4096
-
-// The following errors report files and links that a real sysfs does not contain.
-var (
-	errNoFile = errors.New("is no regular file")
-	errLong   = fmt.Errorf("is longer than %d bytes", maxAttribute)
-	errLink   = errors.New("leads to an unexpected folder")
-)
+var errLink = errors.New("leads to an unexpected folder")
 
 // isUnavailable reports whether an error only means that the kernel or driver currently has no value for an attribute. For example, the
 // kernel returns EINVAL for the speed of a link that is down. For any other error of an existing file, isUnavailable returns false, because
@@ -49,30 +40,10 @@ func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 }
 
-// readAttribute returns the content of a file without surrounding white space. For a FIFO, readAttribute returns an error and does not
-// block.
+// readAttribute returns the content of a file without surrounding white space.
 func readAttribute(dir *os.Root, name string) (string, error) {
-	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", errNoFile
-	}
-	buffer := make([]byte, maxAttribute+1)
-	n, err := io.ReadFull(f, buffer)
-	if err == nil {
-		return "", errLong
-	}
-	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return "", err
-	}
-	return strings.TrimSpace(string(buffer[:n])), nil
+	data, err := dir.ReadFile(name)
+	return strings.TrimSpace(string(data)), err
 }
 
 // writeAttribute writes a value and a newline to an existing file. The kernel ignores the newline.

@@ -33,7 +33,11 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := s.stillPrepared(v); err != nil {
 		return err
 	}
-	if err := j.restoreResidue(h); err != nil {
+	left, ok, err := h.load()
+	if err == nil && ok { // of an earlier attachment
+		err = j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
+	}
+	if err != nil {
 		return err
 	}
 	c, err := j.readCard(v.Address)
@@ -53,7 +57,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	if c, err = j.bindDriver(c, v.wanted.Driver); err != nil {
+	if c, err = j.bindDriver(c, v.Wanted.Driver); err != nil {
 		return err
 	}
 	if err := writeInfo(j.cfg.infoPath(j.r, *v), c.vf); err != nil {
@@ -79,18 +83,8 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	return h.noteReady(v)
 }
 
-// restoreResidue reads the journal of a VF before ADD attaches the VF. If the journal belongs to an earlier attachment, restoreResidue
-// restores the VF. If another pod has the VF, restoreResidue returns an error.
-func (j *requestJob) restoreResidue(h *lockedVF) error {
-	left, ok, err := h.load()
-	if err != nil || !ok {
-		return err
-	}
-	return j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
-}
-
 // restoreUnlessHeld restores the VF that a journal describes, unless another pod still has the VF.
-func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) error {
+func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) error {
 	if !own {
 		if has, err := n.ownerHas(left); err != nil || has {
 			return errors.Join(err, heldError(left))
@@ -101,7 +95,7 @@ func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left vfJournal, own bool) erro
 }
 
 // ownerHas reports whether the pod in a VF's journal still has the VF.
-func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
+func (n *nodeSide) ownerHas(left Holding) (bool, error) {
 	pod, link, alive, err := findInPod(left)
 	if err != nil || !alive {
 		return false, err
@@ -117,7 +111,7 @@ func (n *nodeSide) ownerHas(left vfJournal) (bool, error) {
 	return c.userspaceDriver() != "", err // a user space program uses the VF until its pod ends
 }
 
-func heldError(left vfJournal) error {
+func heldError(left Holding) error {
 	hint := "its DEL frees the VF: delete that pod if it should not have it (container %s, %s in network %s)"
 	if left.Claim != nil {
 		hint += ". Pods that share a claim can have its VF one at a time: use a ResourceClaimTemplate to give each pod its own claim"
@@ -193,13 +187,13 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		mac = v.Fixed
 	}
 	vlan := 0
-	if v.wanted.VLAN != nil {
-		vlan = *v.wanted.VLAN
+	if v.Wanted.VLAN != nil {
+		vlan = *v.Wanted.VLAN
 	}
 	v.journaled = true
-	return h.save(vfJournal{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
+	return h.save(Holding{Format: journalFormat, Address: v.Address, Owner: j.att.Key, Pod: j.r.Pod.String(), Netns: j.r.NetnsPath,
 		Name: v.Name,
-		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.wanted.Rebind,
+		MAC:  mac.String(), Info: j.cfg.infoPath(j.r, *v), Since: time.Now().Truncate(time.Second), Rebind: v.Wanted.Rebind != nil && *v.Wanted.Rebind,
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
@@ -212,11 +206,11 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		return err
 	}
 	if !ok {
-		key, needed := v.wanted.needsPF()
-		if !needed && mac != nil && c.link.Index == 0 {
-			key, needed = "mac", true
+		key := needsPF(v.Wanted)
+		if mac != nil && c.link.Index == 0 {
+			key = cmp.Or(key, "mac")
 		}
-		if needed {
+		if key != "" {
 			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
 				v.settingText(key), c.vf.Address),
 				"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
@@ -226,7 +220,7 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address)
 	}
-	want := v.wanted.applyTo(have)
+	want := onPF(v.Wanted, have)
 	if mac != nil {
 		want.MAC = mac
 	}
@@ -286,9 +280,9 @@ func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 			return link, err
 		}
 	}
-	if mtu := v.wanted.MTU; mtu != 0 && mtu != c.link.MTU {
-		if err := j.host.SetMTU(c.link, mtu); errors.Is(err, syscall.EINVAL) {
-			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", mtu, err),
+	if mtu := v.Wanted.MTU; mtu != nil && *mtu != c.link.MTU {
+		if err := j.host.SetMTU(c.link, *mtu); errors.Is(err, syscall.EINVAL) {
+			return link, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mtu %d: %w", *mtu, err),
 				"the MTU of a VF must not exceed the MTU of its PF")
 		} else if err != nil {
 			return link, err

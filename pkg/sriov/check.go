@@ -78,7 +78,7 @@ func (s sriov) checkVF(j *requestJob, v vf) error {
 
 // checkOwner returns an error if the journal of the VF is missing, because DEL cannot restore the VF without its journal.
 func (j *requestJob) checkOwner(v vf) error {
-	var left vfJournal
+	var left Holding
 	ok := false
 	h, err := lockKnown(v.Address)
 	if h != nil {
@@ -101,7 +101,7 @@ func (j *requestJob) checkPF(c vfCard, v vf) error {
 	if err != nil || !ok {
 		return err
 	}
-	want := cmp.Or(v.Wanted, &j.st.Wanted).applyTo(now)
+	want := onPF(v.Wanted, now)
 	if v.Fixed != nil {
 		want.MAC = v.Fixed
 	}

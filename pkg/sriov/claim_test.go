@@ -77,7 +77,7 @@ func TestClaims(t *testing.T) {
 			if fmt.Sprint(got) != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
-			if j, err := readJournals(); err != nil || len(j) != 3 || j[0].Claim == nil || j[0].Claim.Request != "nic" {
+			if j, err := Holdings(); err != nil || len(j) != 3 || j[0].Claim == nil || j[0].Claim.Request != "nic" {
 				t.Errorf("%+v, %v", j, err)
 			}
 			l.OK(a.check(keys...))

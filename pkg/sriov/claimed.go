@@ -45,14 +45,14 @@ func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 		return nil
 	}
 	var err error
-	v.wanted, err = cfg.mergeSettings(v.config, func(key string) string { return key })
+	v.Wanted, err = cfg.mergeSettings(v.config, func(key string) string { return key })
 	if err == nil && len(v.config.IPs) > 0 {
 		err = cfg.validIPs(v.config.IPs)
 	}
 	if err != nil {
 		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: %w", v.Address, v.claimName(), err)
 	}
-	if v.Wanted = &v.wanted.pfSettings; v.config.MAC != "" {
+	if v.config.MAC != "" {
 		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // the merge of the settings has already checked this value
 	}
 	v.IPs = v.config.IPs

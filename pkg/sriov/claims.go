@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
@@ -17,38 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// JournalFolder contains one journal file for each attached VF. The name of a journal file is the PCI address of its VF. ADD writes the
-// journal files, and DEL removes them.
-const JournalFolder = vfsFolder
-
-// Holding describes the attachment that has a VF, as read from the journal of the VF.
-type Holding struct {
-	Address     pci.Address
-	Network     string
-	ContainerID string
-	Pod         string // namespace and name
-	Netns       string
-	Name, MAC   string // properties of the interface in the pod; MAC is "" without an interface
-	IPs         []netip.Prefix
-	VLAN        int
-	Since       time.Time
-	Claim       *poddevices.Claim // claim that assigned the VF; nil for the device plugin API
-	Ready       bool              // ADD has finished; set only for a claim
-}
-
 // Gone reports whether the network namespace of the attachment no longer exists. Gone returns false if this process cannot see the folder
 // of namespaces, for example in a container without a mount of the folder.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
-
-// Holdings returns all readable journals.
-func Holdings() (all []Holding, err error) {
-	list, err := readJournals()
-	for _, j := range list {
-		all = append(all, Holding{Address: j.Address, Network: j.Owner.Network, ContainerID: j.Owner.ContainerID, Pod: j.Pod, Netns: j.Netns,
-			Name: j.Name, MAC: j.MAC, IPs: j.IPs, VLAN: j.VLAN, Since: j.Since, Claim: j.Claim, Ready: j.Ready})
-	}
-	return all, err
-}
 
 // stillPrepared returns an error unless the claim of a VF is prepared. The caller must hold the lock of the VF. The operation unprepare
 // first changes the claim record and then waits for the lock of the VF. The VF therefore remains usable as long as the caller holds this
@@ -88,7 +57,7 @@ func (h *lockedVF) noteReady(v *vf) error {
 // FreeOrphan restores the VF. FreeOrphan has no effect if the VF has no journal, or if the journal belongs to the same claim. If a pod
 // still has the VF, FreeOrphan returns an error with the name of the pod. FreeOrphan needs CAP_NET_ADMIN.
 func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
+	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j Holding) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
 			return nil
 		}
@@ -102,7 +71,7 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 // checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. The folder of namespaces may be
 // invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node. If
 // the interface is not on the node, checkNotAlive therefore assumes that the namespace still exists.
-func (n *nodeSide) checkNotAlive(j vfJournal) error {
+func (n *nodeSide) checkNotAlive(j Holding) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace
 	}
@@ -128,7 +97,7 @@ func (n *nodeSide) checkNotAlive(j vfJournal) error {
 // journals contain the claim. Before a call of RestoreClaim, all containers of the claim's pods must have stopped. If a pod's namespace
 // still exists, RestoreClaim moves the VF's interface out of the namespace. RestoreClaim needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
-	all, err := readJournals()
+	all, err := Holdings()
 	errs := []error{err}
 	vfs := slices.Clone(recorded)
 	for _, j := range all {
@@ -143,7 +112,7 @@ func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logg
 }
 
 func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
-	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j vfJournal) error {
+	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j Holding) error {
 		if j.Claim == nil || j.Claim.UID != claimUID {
 			return nil
 		}
@@ -153,7 +122,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 }
 
 // withJournal calls f() while it holds the lock of a VF. If the VF has no journal, withJournal does not call f().
-func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, vfJournal) error) error {
+func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, Holding) error) error {
 	h, err := lockKnown(a)
 	if h == nil {
 		return err

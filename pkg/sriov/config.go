@@ -31,7 +31,7 @@ type requestConfig struct {
 	Names     string          // pattern of interface names; {index} counts from 1
 	Base      vfconfig.Config // settings for every VF, except names, addresses and MACs
 	Egress    int             // egress limit of the pod's own interface in Mbit/s; 0 for none
-	Wanted    vfSettings      // settings of a VF without settings of a claim
+	Wanted    vfconfig.Config // settings of a VF without settings of a claim
 	MAC       net.HardwareAddr
 	IPAM      string              // plugin type; "" for none
 	ReportIPs bool                // the result contains the addresses of VFs
@@ -40,26 +40,6 @@ type requestConfig struct {
 	Choices   map[string]vfChoice // the pod's choices, by the name of the interface in the configuration
 	InfoDir   string              // folder of device-info files
 	InfoFile  string              // device-info file that the runtime requires for CNI_IFNAME; "" for none
-}
-
-// vfSettings holds the settings of a VF.
-type vfSettings struct {
-	pfSettings
-	MTU    int    // 0 keeps the VF's MTU
-	Driver string // driver to bind the VF to; "" keeps its driver
-	Rebind bool   // rebind the VF's own driver afterwards
-}
-
-// pfSettings holds the settings of a VF that are set on its PF. A field that is nil or "" leaves the VF's setting unchanged.
-type pfSettings struct {
-	VLAN       *int
-	QoS        *int
-	Proto      string
-	SpoofCheck *bool
-	Trust      *bool
-	LinkState  string
-	MinRate    *int // Mbit/s
-	MaxRate    *int
 }
 
 type rawConfig struct {
@@ -279,29 +259,16 @@ func parseMAC(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 
 // mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument `name` is a
 // function. For error messages, it converts the key of a setting to the spelling that the claim or the conflist uses.
-func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfSettings, error) {
+func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfconfig.Config, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
 	if c.Egress != 0 && (m.MaxTxRate == nil || *m.MaxTxRate == 0 || c.Egress < *m.MaxTxRate) {
 		m.MaxTxRate = &c.Egress
 	}
 	if err = cmp.Or(err, m.Complete(name)); err != nil {
-		return vfSettings{}, plugin.Errorf(plugin.CodeConfig, "%w", err)
+		return vfconfig.Config{}, plugin.Errorf(plugin.CodeConfig, "%w", err)
 	}
-	s := vfSettings{Driver: m.Driver, Rebind: m.Rebind != nil && *m.Rebind, pfSettings: pfSettings{VLAN: m.VLAN, QoS: m.VLANQoS,
-		Proto: strings.ToLower(m.VLANProto), SpoofCheck: parseOnOff(m.SpoofChk), Trust: parseOnOff(m.Trust), LinkState: m.LinkState,
-		MinRate: m.MinTxRate, MaxRate: m.MaxTxRate}}
-	if m.MTU != nil {
-		s.MTU = *m.MTU
-	}
-	return s, nil
-}
-
-func parseOnOff(value string) *bool {
-	if value == "" {
-		return nil
-	}
-	return new(value == "on")
+	return *m, nil
 }
 
 func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
@@ -323,43 +290,38 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// applyTo returns the settings that the VF has on its PF after ADD has applied s. The argument `now` contains the VF's settings before ADD.
-func (s pfSettings) applyTo(now kernel.VF) kernel.VF {
-	if s.VLAN != nil {
-		now.VLAN, now.QoS, now.Proto = *s.VLAN, 0, "802.1q"
+// onPF returns the settings that a VF has on its PF after ADD has applied the wanted settings. The argument `now` contains the VF's settings
+// before ADD.
+func onPF(want vfconfig.Config, now kernel.VF) kernel.VF {
+	if want.VLAN != nil {
+		now.VLAN, now.QoS, now.Proto = *want.VLAN, 0, "802.1q"
 	}
-	if s.QoS != nil {
-		now.QoS = *s.QoS
+	if want.VLANQoS != nil {
+		now.QoS = *want.VLANQoS
 	}
-	if s.Proto != "" {
-		now.Proto = s.Proto
+	now.Proto = cmp.Or(strings.ToLower(want.VLANProto), now.Proto)
+	if want.SpoofChk != "" {
+		now.SpoofCheck = new(want.SpoofChk == "on")
 	}
-	if s.SpoofCheck != nil {
-		now.SpoofCheck = s.SpoofCheck
+	if want.Trust != "" {
+		now.Trust = new(want.Trust == "on")
 	}
-	if s.Trust != nil {
-		now.Trust = s.Trust
+	now.LinkState = cmp.Or(want.LinkState, now.LinkState)
+	if want.MinTxRate != nil {
+		now.MinRate = *want.MinTxRate
 	}
-	now.LinkState = cmp.Or(s.LinkState, now.LinkState)
-	if s.MinRate != nil {
-		now.MinRate = *s.MinRate
-	}
-	if s.MaxRate != nil {
-		now.MaxRate = *s.MaxRate
+	if want.MaxTxRate != nil {
+		now.MaxRate = *want.MaxTxRate
 	}
 	return now
 }
 
-// needsPF reports whether a setting must be set on the PF. If so, needsPF also returns the key of the first such setting.
-func (s pfSettings) needsPF() (key string, ok bool) {
-	for _, k := range []struct {
-		key string
-		set bool
-	}{{"vlan", s.VLAN != nil && *s.VLAN != 0}, {"spoofchk", s.SpoofCheck != nil}, {"trust", s.Trust != nil}, {"linkState", s.LinkState != ""},
-		{"minTxRate", s.MinRate != nil && *s.MinRate != 0}, {"maxTxRate", s.MaxRate != nil && *s.MaxRate != 0}} {
-		if k.set {
-			return k.key, true
+// needsPF returns the key of the first setting that must be set on the PF, or "".
+func needsPF(want vfconfig.Config) string {
+	for _, key := range []string{"vlan", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate"} {
+		if want.Has(key) && want.Text(key) != "0" {
+			return key
 		}
 	}
-	return "", false
+	return ""
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
 func parse(t testing.TB, prev *types100.Result, keys ...any) (requestConfig, error) {
@@ -70,11 +71,11 @@ func TestRates(t *testing.T) {
 		want int
 	}{{nil, 25}, {[]any{"max_tx_rate", 10}, 10}, {[]any{"max_tx_rate", 100}, 25}, {[]any{"max_tx_rate", 0}, 25}} {
 		cfg, err := parse(t, nil, append(c.keys, "runtimeConfig", limit)...)
-		if err != nil || *cfg.Wanted.MaxRate != c.want {
+		if err != nil || *cfg.Wanted.MaxTxRate != c.want {
 			t.Errorf("%v: %+v, %v", c.keys, cfg.Wanted, err)
 		}
 	}
-	if cfg, err := parse(t, &types100.Result{}, "runtimeConfig", limit); err != nil || cfg.Wanted.MaxRate != nil || cfg.ReportIPs {
+	if cfg, err := parse(t, &types100.Result{}, "runtimeConfig", limit); err != nil || cfg.Wanted.MaxTxRate != nil || cfg.ReportIPs {
 		t.Errorf("chained: %+v, %v", cfg, err)
 	}
 }
@@ -104,11 +105,11 @@ func TestApply(t *testing.T) {
 	yes, no := true, false
 	was := kernel.VF{MAC: []byte{2, 0, 0, 0, 0, 1}, VLAN: 7, QoS: 3, Proto: "802.1ad", LinkState: "enable", SpoofCheck: &yes, Trust: &yes,
 		MinRate: 1, MaxRate: 2}
-	if diff := cmp.Diff(was, pfSettings{}.applyTo(was)); diff != "" {
+	if diff := cmp.Diff(was, onPF(vfconfig.Config{}, was)); diff != "" {
 		t.Error(diff)
 	}
 	vlan, rate := 9, 5
-	got := pfSettings{VLAN: &vlan, Trust: &no, LinkState: "auto", MaxRate: &rate}.applyTo(was)
+	got := onPF(vfconfig.Config{VLAN: &vlan, Trust: "off", LinkState: "auto", MaxTxRate: &rate}, was)
 	want := kernel.VF{MAC: was.MAC, VLAN: 9, Proto: "802.1q", LinkState: "auto", SpoofCheck: &yes, Trust: &no, MinRate: 1, MaxRate: 5}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

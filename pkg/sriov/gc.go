@@ -15,7 +15,7 @@ import (
 // do not call GC. RestoreOrphans skips VFs whose interface is not on the node, and VFs of user space programs, because a pod may still use
 // such a VF. The next ADD checks the skipped VFs. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
-	all, err := readJournals()
+	all, err := Holdings()
 	errs := []error{err}
 	for _, j := range all {
 		errs = append(errs, withJournal(sysfs, j.Address, log, restoreOrphan))
@@ -25,7 +25,7 @@ func RestoreOrphans(sysfs string, log *slog.Logger) error {
 
 // restoreOrphan restores a VF if its interface is on the node. The lock of the VF ensures that no other process moves the interface at the
 // same time.
-func restoreOrphan(n *nodeSide, h *lockedVF, j vfJournal) error {
+func restoreOrphan(n *nodeSide, h *lockedVF, j Holding) error {
 	c, err := n.readCard(j.Address)
 	if isMissing(err) || err == nil && c.link.Index == 0 {
 		return nil
@@ -51,7 +51,7 @@ func (s sriov) gc(r *plugin.Request) error {
 
 // collectJournals restores the VFs of stale attachments that have no record.
 func (s sriov) collectJournals(r *plugin.Request) error {
-	all, err := readJournals()
+	all, err := Holdings()
 	errs := []error{err}
 	for _, j := range all {
 		of := plugin.Attachment{ContainerID: j.Owner.ContainerID, IfName: j.Owner.IfName}
@@ -62,7 +62,7 @@ func (s sriov) collectJournals(r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-func (s sriov) collectJournal(r *plugin.Request, j vfJournal) error {
+func (s sriov) collectJournal(r *plugin.Request, j Holding) error {
 	att, err := attachment.Waiting.Key(j.Owner)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -76,5 +76,5 @@ func (s sriov) collectJournal(r *plugin.Request, j vfJournal) error {
 		return err
 	}
 	defer n.host.Close()
-	return n.releaseVF(j.Owner, vf{Address: j.Address, Name: j.Name}, j.Netns)
+	return n.releaseVF(j.Owner, j.Address)
 }

@@ -92,8 +92,24 @@ func networkLeases(network string) []string {
 	return found
 }
 
-// TestGCSpares: GC keeps the addresses of pods with unreadable records, and collects others. GC also keeps addresses that another plugin has
-// not released.
+// TestDelReadsOwnLeases: DEL has the addresses of each VF in its record, and reads no other lease. It would log a folder in place of one.
+func TestDelReadsOwnLeases(t *testing.T) {
+	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
+	l.allocate(vf0)
+	l.add("a")
+	const folder = "/var/lib/cni/networks/net.vf/10.61.0.99"
+	must(t, os.Mkdir(folder, 0o700))
+	t.Cleanup(func() { _ = os.Remove(folder) })
+	if log := l.OK(l.Call("DEL", "a")).Log; strings.Contains(log, "10.61.0.99") {
+		t.Error(log)
+	}
+	if got := networkLeases("net.vf"); len(got) != 1 {
+		t.Errorf("left %q", got)
+	}
+}
+
+// TestGCSpares: GC keeps the addresses of pods with unreadable records, and collects others. GC also keeps addresses that another plugin
+// has not released.
 func TestGCSpares(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)

@@ -58,7 +58,7 @@ func (l igb) checkRemovedVFs(away, back func(), again bool) {
 		l.recreateVFs()
 	}
 	l.OK(l.Call("DEL", "a"))
-	if all, err := readJournals(); err != nil || len(all) > 0 {
+	if all, err := Holdings(); err != nil || len(all) > 0 {
 		l.Errorf("journals are left: %+v, %v", all, err)
 	}
 	if !again {

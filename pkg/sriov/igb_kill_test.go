@@ -73,7 +73,7 @@ func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done
 func (l igb) findResidue(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.nodeLinks())
-	if all, err := readJournals(); err != nil || len(all) > 0 {
+	if all, err := Holdings(); err != nil || len(all) > 0 {
 		dirt += fmt.Sprintf("journals %+v, %v\n", all, err)
 	}
 	if left, _ := filepath.Glob("/var/lib/cni/networks/net.vf/10.*"); len(left) != leases {

@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// vfsFolder contains one journal for each VF that is attached or not restored yet.
-	vfsFolder = store.Root + "/" + attachment.Journals
-	vfsLock   = ".lock"
+	// JournalFolder contains one journal for each VF that is attached or not restored yet. The name of a journal is the PCI address of its VF.
+	JournalFolder = store.Root + "/" + attachment.Journals
+	vfsLock       = ".lock"
 
 	journalFormat = 1
 	maxAltName    = 127 // ALTIFNAMSIZ of the kernel, without the final zero
 )
 
-// vfJournal describes an attachment of a VF, and the state of the VF before the attachment.
-type vfJournal struct {
+// Holding is the content of a VF's journal: the attachment that has the VF, and the state of the VF before the attachment.
+type Holding struct {
 	Format         int            `json:"format"`
 	Address        pci.Address    `json:"address"`
 	Owner          attachment.Key `json:"owner"`
@@ -54,7 +54,7 @@ type vfJournal struct {
 }
 
 // ownerText returns the pod or the container that has or had the VF.
-func (j vfJournal) ownerText() string {
+func (j Holding) ownerText() string {
 	if j.Pod != "" {
 		return "pod " + j.Pod
 	}
@@ -89,7 +89,7 @@ type lockedVF struct {
 
 // lock() locks a VF.
 func lock(a pci.Address) (*lockedVF, error) {
-	dir, err := store.Make(vfsFolder, 0o700)
+	dir, err := store.Make(JournalFolder, 0o700)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func lock(a pci.Address) (*lockedVF, error) {
 
 // lockKnown locks a VF that may have a journal. If the node has no folder of journals, lockKnown returns nil.
 func lockKnown(a pci.Address) (*lockedVF, error) {
-	dir, err := store.Open(vfsFolder)
+	dir, err := store.Open(JournalFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -121,40 +121,40 @@ func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
 // load() reads the journal of a VF. The second result of load() is false if the VF has no journal. An unreadable journal causes an error,
 // because the former settings of the VF are stored only in the journal.
-func (h *lockedVF) load() (j vfJournal, ok bool, err error) {
+func (h *lockedVF) load() (j Holding, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {
-		return vfJournal{}, false, nil
+		return Holding{}, false, nil
 	}
 	if err == nil {
 		j, err = parseJournal(data, h.address)
 	}
 	if err != nil {
-		return vfJournal{}, false, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "journal of VF %s: %w", h.address, err),
-			"'podlace sriov reset %s --yes' sets the VF to its defaults, and removes %s", h.address, filepath.Join(vfsFolder, h.address.String()))
+		return Holding{}, false, plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "journal of VF %s: %w", h.address, err),
+			"'podlace sriov reset %s --yes' sets the VF to its defaults, and removes %s", h.address, filepath.Join(JournalFolder, h.address.String()))
 	}
 	return j, true, nil
 }
 
-func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
+func parseJournal(data []byte, a pci.Address) (j Holding, err error) {
 	if err := json.Unmarshal(data, &j); err != nil {
-		return vfJournal{}, err
+		return Holding{}, err
 	}
 	f := j.Former
 	switch {
 	case j.Format != journalFormat:
-		return vfJournal{}, fmt.Errorf("format %d: want %d", j.Format, journalFormat)
+		return Holding{}, fmt.Errorf("format %d: want %d", j.Format, journalFormat)
 	case j.Address != a:
-		return vfJournal{}, fmt.Errorf("it belongs to VF %q", j.Address)
+		return Holding{}, fmt.Errorf("it belongs to VF %q", j.Address)
 	case j.Owner.Network == "" || j.Owner.ContainerID == "" || !filepath.IsAbs(j.Netns):
-		return vfJournal{}, errors.New("the owner is missing")
+		return Holding{}, errors.New("the owner is missing")
 	case j.Info != "" && !filepath.IsAbs(j.Info):
-		return vfJournal{}, fmt.Errorf("info %q: want an absolute path", j.Info)
+		return Holding{}, fmt.Errorf("info %q: want an absolute path", j.Info)
 	case f.MTU < 0 || f.Name != "" && len(f.MAC) == 0:
-		return vfJournal{}, fmt.Errorf("invalid mtu %d or mac %q", f.MTU, f.MAC)
+		return Holding{}, fmt.Errorf("invalid mtu %d or mac %q", f.MTU, f.MAC)
 	}
 	if err := plugin.ValidIfName(j.Name); err != nil {
-		return vfJournal{}, fmt.Errorf("name %q: %w", j.Name, err)
+		return Holding{}, fmt.Errorf("name %q: %w", j.Name, err)
 	}
 	if f.Name != "" {
 		err = plugin.ValidIfName(f.Name)
@@ -170,7 +170,7 @@ func parseJournal(data []byte, a pci.Address) (j vfJournal, err error) {
 // save() writes the journal. The journal is synced to disk, because the former settings of a VF are stored only in the journal. Attachment
 // records are not synced. The plugin can rebuild a lost record from the kernel's state and from the names of its objects, because these
 // names are derived from the attachment's key.
-func (h *lockedVF) save(j vfJournal) error {
+func (h *lockedVF) save(j Holding) error {
 	data, err := json.Marshal(j)
 	if err == nil {
 		err = h.dir.WriteSync(h.address.String(), append(data, '\n'), 0o600)
@@ -185,14 +185,14 @@ func (h *lockedVF) save(j vfJournal) error {
 func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 
 // journalsOf returns the journals of all VFs of an attachment.
-func journalsOf(owner attachment.Key) ([]vfJournal, error) {
-	all, err := readJournals()
-	return slices.DeleteFunc(all, func(j vfJournal) bool { return j.Owner != owner }), err
+func journalsOf(owner attachment.Key) ([]Holding, error) {
+	all, err := Holdings()
+	return slices.DeleteFunc(all, func(j Holding) bool { return j.Owner != owner }), err
 }
 
-// readJournals returns all readable journals. readJournals reads the journals without taking the locks of the VFs.
-func readJournals() (all []vfJournal, err error) {
-	dir, err := store.Open(vfsFolder)
+// Holdings returns all readable journals. It reads them without taking the locks of the VFs.
+func Holdings() (all []Holding, err error) {
+	dir, err := store.Open(JournalFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

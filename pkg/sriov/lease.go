@@ -62,9 +62,7 @@ func withIPs(config []byte, ips []string) []byte {
 		Runtime map[string]json.RawMessage `json:"runtimeConfig"`
 		Args    map[string]json.RawMessage `json:"args"`
 	}
-	if json.Unmarshal(config, &raw) != nil {
-		return config
-	}
+	_ = json.Unmarshal(config, &raw) // a request's configuration is valid
 	if len(raw.Args) > 0 {
 		config = ipam.WithKey(config, "args", json.RawMessage("{}"))
 	}
@@ -73,9 +71,9 @@ func withIPs(config []byte, ips []string) []byte {
 	}
 	delete(raw.Runtime, "ips")
 	if len(ips) > 0 {
-		raw.Runtime["ips"], _ = json.Marshal(ips)
+		raw.Runtime["ips"], _ = json.Marshal(ips) // a list of strings never fails
 	}
-	runtime, _ := json.Marshal(raw.Runtime)
+	runtime, _ := json.Marshal(raw.Runtime) // it was JSON
 	return ipam.WithKey(config, "runtimeConfig", runtime)
 }
 
@@ -133,7 +131,7 @@ func (s sriov) collectLeases(r *plugin.Request) error {
 			as.KeepAttachment(plugin.Attachment{ContainerID: key.ContainerID, IfName: ifname})
 		}
 	}
-	left, err := readJournals()
+	left, err := Holdings()
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func (l testLab) addSysfsName(address, name string) {
 	pcitest.Set(l.T, l.sriov.sysfs, address, "net/"+name+"/type", "1")
 }
 
-func (l testLab) journalOf(address string) string { return filepath.Join(vfsFolder, address) }
+func (l testLab) journalOf(address string) string { return filepath.Join(JournalFolder, address) }
 
 // TestDeadOwner (F-31, V-20): a pod ended without DEL, and its VF still has the changes of a tenant. The next pod gets the VF in its
 // initial state. A late DEL of the first pod does not change the next pod (F-36).
@@ -296,7 +296,7 @@ func TestGC(t *testing.T) {
 	for range 2 {
 		l.OK(l.Call("GC", "", "prevResult", nil, "cni.dev/valid-attachments", []any{object{"containerID": "c", "ifname": "eth0"}}))
 		c.OK(live.check())
-		if all, err := readJournals(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
+		if all, err := Holdings(); err != nil || len(all) != 1 || all[0].Owner.ContainerID != "c" {
 			t.Errorf("%+v, %v", all, err)
 		}
 	}

@@ -97,7 +97,7 @@ func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 // findInPod finds the interface of a journal's VF in the pod's namespace. findInPod compares the PCI device of each interface with the VF.
 // Kernels before Linux 5.14 do not report the PCI device of an interface, so findInPod compares name and MAC on these kernels. The result
 // `alive` is true if the namespace exists. If `alive` is true, the caller must close the result `pod`.
-func findInPod(j vfJournal) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
+func findInPod(j Holding) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, link, false, nil

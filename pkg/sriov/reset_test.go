@@ -60,7 +60,7 @@ func TestReset(t *testing.T) {
 func TestResetTorn(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
-	must(t, os.MkdirAll(vfsFolder, 0o700), os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
+	must(t, os.MkdirAll(JournalFolder, 0o700), os.WriteFile(l.journalOf(vf0), []byte("{"), 0o600))
 	l.onBinding(vf0, func(net string) { must(t, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755)) })
 	out, err := l.runReset(vf0, true, nil)
 	if err != nil || !strings.Contains(out, "journal of VF 0000:11:02.0: unexpected end of JSON input: remove it\n") {

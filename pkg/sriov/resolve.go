@@ -69,7 +69,7 @@ func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 		if first {
 			index = i // 0 is the interface that the runtime requires
 		}
-		v.Fixed, v.wanted = cfg.MAC, cfg.Wanted
+		v.Fixed, v.Wanted = cfg.MAC, cfg.Wanted
 		if v.Name = r.IfName; index > 0 {
 			v.Name = vfconfig.ExpandName(cfg.Names, index)
 		}

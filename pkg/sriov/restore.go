@@ -18,18 +18,14 @@ import (
 
 // releaseVF restores a VF to its state before the attachment. releaseVF has no effect if the VF belongs to another attachment now, or to
 // no attachment.
-func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
-	a := v.Address
+func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) error {
 	h, err := lockKnown(a)
 	if h == nil {
 		return err
 	}
 	defer h.close()
 	j, ok, err := h.load()
-	if err == nil && !ok {
-		return n.retrieveUnknown(owner, v, netns)
-	}
-	if err != nil {
+	if err != nil || !ok {
 		return err
 	}
 	if j.Owner != owner {
@@ -39,38 +35,16 @@ func (n *nodeSide) releaseVF(owner attachment.Key, v vf, netns string) error {
 	return n.restoreVF(h, j)
 }
 
-// retrieveUnknown handles a VF whose journal is missing. retrieveUnknown moves the interface of the VF back to the node. Without the
-// journal, the former settings of the VF are unknown and cannot be restored.
-func (n *nodeSide) retrieveUnknown(owner attachment.Key, v vf, netns string) error {
-	j := vfJournal{Address: v.Address, Owner: owner, Netns: netns, Name: v.Name, MAC: v.MAC,
-		Former: formerState{Name: nameByAddress(v.Address)}}
-	pod, link, alive, err := findInPod(j)
-	if err != nil || !alive {
-		return err
-	}
-	defer pod.Close()
-	if link.Index == 0 {
-		return nil
-	}
-	n.r.Log.Warn("the journal of a VF is missing: the VF returns with the settings of its pod", "vf", v.Address, "name", j.Former.Name, "fix",
-		"podlace sriov reset "+v.Address.String())
-	x := vfRestore{nodeSide: n, j: j}
-	if x.c, err = n.readCard(v.Address); err != nil {
-		return err
-	}
-	return x.moveToNode(pod, link)
-}
-
 // vfRestore holds the state of one restoration of a VF.
 type vfRestore struct {
 	*nodeSide
-	j vfJournal
+	j Holding
 	c vfCard
 }
 
 // restoreVF restores a VF to the settings in its journal. If the restoration of one setting fails, restoreVF continues with the next
 // setting. restoreVF removes the journal once all settings are restored, or if the VF no longer exists.
-func (n *nodeSide) restoreVF(h *lockedVF, j vfJournal) error {
+func (n *nodeSide) restoreVF(h *lockedVF, j Holding) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
 	if x.c, err = n.readCard(j.Address); isMissing(err) {
@@ -198,7 +172,7 @@ func (x *vfRestore) reclaimName(name string) bool {
 	if err != nil || !ok {
 		return false
 	}
-	all, _ := readJournals() // unreadable ones are skipped
+	all, _ := Holdings() // unreadable ones are skipped
 	for _, j := range all {
 		if j.Address == x.j.Address || j.Former.Name == name || slices.Contains(j.Former.AltNames, name) {
 			continue
@@ -255,15 +229,10 @@ func (x *vfRestore) restorePF() error {
 // restoreDriver binds the driver that the VF had before.
 func (x *vfRestore) restoreDriver() (err error) {
 	driver := x.j.Former.Driver
-	switch {
-	case x.c.vf.Driver == driver:
+	if x.c.vf.Driver == driver {
 		return nil
-	case driver == "":
-		err = pci.Unbind(context.Background(), x.sysfs, x.j.Address)
-	default:
-		err = pci.Bind(context.Background(), x.sysfs, x.j.Address, driver)
 	}
-	if err != nil {
+	if err := pci.Bind(context.Background(), x.sysfs, x.j.Address, driver); err != nil {
 		return err
 	}
 	if x.j.Former.Name == "" {

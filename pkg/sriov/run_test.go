@@ -212,7 +212,7 @@ func (l testLab) isGolden() {
 	if diff := cmp.Diff(l.golden, l.nodeLinks()); diff != "" {
 		l.Errorf("the VFs differ from before: %s", diff)
 	}
-	if all, err := readJournals(); err != nil || len(all) > 0 {
+	if all, err := Holdings(); err != nil || len(all) > 0 {
 		l.Errorf("journals are left: %+v, %v", all, err)
 	}
 }

@@ -203,10 +203,9 @@ func TestMergedSettings(t *testing.T) {
 	over := vfconfig.Config{VLAN: new(7), VLANProto: "802.1AD", Trust: "on", LinkState: "enable", MaxTxRate: new(0), MinTxRate: new(1),
 		Driver: "vfio-pci", Rebind: new(false), MTU: new(1400)}
 	got, err := cfg.mergeSettings(&over, inConflist)
-	want := vfSettings{pfSettings: pfSettings{VLAN: new(7), QoS: new(3), Proto: "802.1ad", SpoofCheck: new(true), Trust: new(true),
-		LinkState: "enable",
-		MinRate:   new(1), MaxRate: new(25)}, MTU: 1400, Driver: "vfio-pci"}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(vfSettings{})); err != nil || diff != "" {
+	want := vfconfig.Config{VLAN: new(7), VLANQoS: new(3), VLANProto: "802.1AD", SpoofChk: "on", Trust: "on", LinkState: "enable",
+		MinTxRate: new(1), MaxTxRate: new(25), MTU: new(1400), Driver: "vfio-pci", Rebind: new(false)}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
 	if _, err := cfg.mergeSettings(&vfconfig.Config{MinTxRate: new(30)}, inConflist); plugin.Code(err) != plugin.CodeConfig ||

@@ -35,10 +35,8 @@ import (
 type attachmentState struct {
 	VFs        []vf            `json:"vfs"`
 	Chained    bool            `json:"chained,omitempty"`
-	Netns      string          `json:"netns,omitempty"`
 	Unfinished bool            `json:"unfinished,omitempty"` // ADD has not finished
 	IPAM       json.RawMessage `json:"ipam,omitempty"`       // ipam object of the configuration, which may be changed before DEL
-	Wanted     pfSettings      `json:"wanted,omitzero"`
 }
 
 // vf describes a VF of an attachment and the values that the VF got from ADD.
@@ -55,13 +53,12 @@ type vf struct {
 	Addresses []netip.Prefix   `json:"addresses,omitempty"`
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
-	Claim  *poddevices.Claim `json:"claim,omitempty"`  // claim that assigned the VF
-	Wanted *pfSettings       `json:"wanted,omitempty"` // settings with those of claim or class; nil if state.Wanted applies
+	Claim  *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
+	Wanted vfconfig.Config   `json:"wanted,omitzero"` // settings of the configuration, the class and the claim
 
 	config     *vfconfig.Config // settings of the claim and its class; nil if there are none
-	wanted     vfSettings
-	journaled  bool        // this process has written the journal
-	dadLink    kernel.Link // interface in IPv6 duplicate address detection; Index is 0 for none
+	journaled  bool             // this process has written the journal
+	dadLink    kernel.Link      // interface in IPv6 duplicate address detection; Index is 0 for none
 	ips        *ipam.Plan
 	ipamResult *types100.Result
 }
@@ -141,7 +138,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	}
 	go func() { // build the JSON encoders while the kernel opens the pod
 		_, _ = json.Marshal(attachmentState{})
-		_, _ = json.Marshal(vfJournal{})
+		_, _ = json.Marshal(Holding{})
 	}()
 	j, err := s.open(r, cfg)
 	if err != nil {
@@ -151,7 +148,7 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	if err := s.clearResidue(j, vfs); err != nil {
 		return nil, err
 	}
-	j.st = attachmentState{VFs: vfs, Chained: isChained(r), Unfinished: true, Netns: r.NetnsPath, Wanted: cfg.Wanted.pfSettings}
+	j.st = attachmentState{VFs: vfs, Chained: isChained(r), Unfinished: true}
 	if cfg.IPAM != "" {
 		j.st.IPAM = ipam.Object(r.Config)
 	}
@@ -259,7 +256,7 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
-		errs = append(errs, n.releaseVF(att.Key, v, st.Netns))
+		errs = append(errs, n.releaseVF(att.Key, v.Address))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -314,7 +311,7 @@ func (s sriov) status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(attachment.Writable(r.Network), store.Writable(vfsFolder)); err != nil {
+	if err := errors.Join(attachment.Writable(r.Network), store.Writable(JournalFolder)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	attachment.LogOnce(r, kubeletFindings(cfg))

@@ -87,13 +87,12 @@ func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value
 		return strict.Value{Place: at, Data: list}
 	}
 	var data any
-	_ = n.Decode(&data) // a text that does not fit its tag stays a text
+	_ = n.Decode(&data)                                                                   // a text that does not fit its tag stays a text
+	if word := false; n.Style == 0 && n.ShortTag() == "!!str" && n.Decode(&word) == nil { // yes, no, on, off, y and n
+		data = word
+	}
 	switch data.(type) {
-	case nil, bool:
-	case string:
-		if word := false; n.Style == 0 && n.Decode(&word) == nil { // yes, no, on, off, y and n
-			data = word
-		}
+	case nil, bool, string:
 	case int, int64, uint64, float64:
 		data = json.Number(fmt.Sprint(data))
 	default:
@@ -108,9 +107,8 @@ func (r *yamlReader) object(n *yaml.Node, path string, depth int) (object strict
 	later := map[string]bool{}
 	for i := len(n.Content) - 2; i >= 0; i -= 2 {
 		key := n.Content[i]
-		place := strict.Place{File: r.File, Line: key.Line, Column: key.Column}
-		name := cmp.Or(r.read(key, place, depth+1).Text(), key.Value) // the key on is true
-		place.Key = strict.Under(path, name)
+		name := cmp.Or(r.read(key, strict.Place{Line: key.Line, Column: key.Column}, depth+1).Text(), key.Value) // the key on is true
+		place := strict.Place{File: r.File, Line: key.Line, Column: key.Column, Key: strict.Under(path, name)}
 		v := r.read(n.Content[i+1], place, depth+1)
 		if v.Name = name; key.Tag != "!!merge" || len(r.Problems) > 0 {
 			object, later[v.Name] = append(object, v), true

@@ -102,7 +102,7 @@ func (n *node) permissions() (found []Finding) {
 			Evidence:    fmt.Sprintf("%s has the mode %04o", net.File, info.Mode().Perm()),
 			Consequence: "such a user can make the runtime start any plugin with any configuration as root",
 			Command:     "chmod 600 " + net.File,
-			fix:         func() error { return os.Chmod(net.File, 0o600) }})
+			Fix:         func() error { return os.Chmod(net.File, 0o600) }})
 	}
 	return found
 }

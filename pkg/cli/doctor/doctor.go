@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -41,15 +42,7 @@ type Finding struct {
 	Command     string             `json:"command,omitempty"` // a shell command, or the text for a file
 	Fixable     bool               `json:"fixable,omitempty"` // Fix can apply the remedy
 
-	fix func() error
-}
-
-// Fix applies the remedy of a finding. Fix returns an error if the finding's field Fixable is false.
-func (f Finding) Fix() error {
-	if f.fix == nil {
-		return fmt.Errorf("%s: there is no remedy that is safe to apply", f.Check)
-	}
-	return f.fix()
+	Fix func() error `json:"-"`
 }
 
 // Options contains the folders that doctor examines.
@@ -126,7 +119,7 @@ func Names() (names []string) {
 func Examine(o Options, only ...string) ([]Finding, error) {
 	for _, name := range only {
 		if !slices.Contains(Names(), name) {
-			return nil, fmt.Errorf("there is no check %q: 'podlace doctor --list' names all", name)
+			return nil, fmt.Errorf("there is no check %q: want %s", name, strings.Join(Names(), ", "))
 		}
 	}
 	n, err := look(o)
@@ -144,7 +137,7 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 			found = []Finding{{Level: OK, What: c.fine}}
 		}
 		for _, f := range found {
-			f.Check, f.Fixable = c.name, f.fix != nil
+			f.Check, f.Fixable = c.name, f.Fix != nil
 			if f.Level == Warning || f.Level == Error {
 				f.Code = cmp.Or(f.Code, plugin.FindingCode(c.name))
 			}

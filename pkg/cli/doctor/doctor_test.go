@@ -185,10 +185,6 @@ func runtimeCases() map[string]breakage {
 		"broken TOML": {"runtime", func(l *lab) {
 			l.write("etc/containerd/config.toml", "[[")
 		}, "could not read the configuration of containerd"},
-		"a folder before": {"runtime", func(l *lab) {
-			l.write("first/bridge", "")
-			l.write("etc/crio/crio.conf", crioConf(*l, "plugin_dirs = [\""+l.Root+"/first\", \""+l.BinDir+"\"]\n"))
-		}, "CRI-O runs the plugin bridge of "},
 		"no runtime": {"runtime", func(l *lab) { os.RemoveAll(l.Root + "/etc") }, "warning no container runtime was found"},
 	}
 }
@@ -237,10 +233,6 @@ func stateCases() map[string]breakage {
 		}, "0 of 16 blocks are free"},
 		"claims without sriov": {"kubelet", func(l *lab) { l.write("run/podlace-sriov/claims/.lock", "") },
 			"error no network attaches the VFs of ResourceClaims | /run/podlace-sriov/claims exists, and no configuration in "},
-		"kubelet's gate": {"kubelet", func(l *lab) {
-			l.kubelet()
-			l.write("var/lib/kubelet/config.yaml", "featureGates:\n  KubeletPodResources: false\n")
-		}, "KubeletPodResources: false"},
 	}
 }
 
@@ -276,15 +268,6 @@ func (l lab) nft(rules string) {
 	l.t.Helper()
 	l.t.Cleanup(func() { _ = exec.Command("nft", "flush", "ruleset").Run() })
 	l.command("nft", rules)
-}
-
-// kubelet() adds the sockets of a kubelet with VFs, and a network that attaches VFs.
-func (l lab) kubelet() {
-	l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge"}, {"type": "sriov"}]}`)
-	for _, s := range []string{"var/lib/kubelet/device-plugins/kubelet.sock", "var/lib/kubelet/pod-resources/kubelet.sock",
-		"run/podlace-sriov/sriov.sock", "bin/podlace-podresources"} {
-		l.write(s, "")
-	}
 }
 
 func (l lab) bridge(name string, mtu int) {
@@ -355,9 +338,6 @@ func TestRemedies(t *testing.T) {
 		if left := l.problems(check); len(left) > 0 {
 			t.Errorf("%s: still %q", check, left)
 		}
-	}
-	if err := (Finding{Check: "conflist"}).Fix(); err == nil {
-		t.Error("a finding without a remedy was fixed")
 	}
 }
 

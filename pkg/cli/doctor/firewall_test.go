@@ -79,7 +79,6 @@ func unreadableCases() map[string]breakage {
 			l.run("systemd-network")
 			l.status(`{"ready": true}`)
 		}},
-		"var/lib/kubelet/config.yaml": {"kubelet", "configuration of the kubelet", func(l *lab) { l.kubelet() }},
 	} {
 		cases["no access to "+file] = breakage{c.check, func(l *lab) {
 			c.prepare(l)

@@ -52,7 +52,7 @@ func TestDottedLink(t *testing.T) {
 // of a router advertisement. Fix and the printed command must keep this route.
 func TestForwardingKeepsRoute(t *testing.T) {
 	remedies := map[string]func(*lab, Finding) error{
-		"fix": func(_ *lab, f Finding) error { return f.fix() },
+		"fix": func(_ *lab, f Finding) error { return f.Fix() },
 		"command": func(l *lab, f Finding) error {
 			l.command("sh", "-c", strings.Split(f.Command, "; grep")[0])
 			return nil

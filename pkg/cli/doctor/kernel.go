@@ -159,7 +159,7 @@ func (n *node) forwarding() (found []Finding) {
 			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
 				Consequence: "pods reach nothing beyond their node",
 				Command:     n.keepAdvertised(f.path) + "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
-				fix:         func() error { return n.set(f.path, "1") }})
+				Fix:         func() error { return n.set(f.path, "1") }})
 		}
 	}
 	return found
@@ -242,7 +242,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 				Evidence:    fmt.Sprintf("net.ipv6.conf.%s.accept_ra = 1 with forwarding enabled, and no network manager runs", link),
 				Consequence: "a default route that a router announced expires, and the node loses IPv6",
 				Command:     fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2", keyOf(link)),
-				fix:         func() error { return n.set(path, "2") }})
+				Fix:         func() error { return n.set(path, "2") }})
 		}
 	}
 	return found

@@ -251,12 +251,6 @@ func (n *node) runtimeFolders() (found []Finding) {
 	for _, r := range n.runtimes {
 		found = append(found, n.compareFolders(r)...)
 	}
-	if n.running["containerd"] && n.running["crio"] {
-		found = append(found, Finding{Level: Warning, Code: "two-runtimes", What: "containerd and CRI-O both run",
-			Evidence:    "processes containerd and crio",
-			Consequence: "only the one that the kubelet names starts pods; 'podlace gc' asks both",
-			Command:     "ps -o args -C kubelet | tr ' ' '\\n' | grep container-runtime-endpoint"})
-	}
 	return found
 }
 
@@ -280,26 +274,6 @@ func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
 			Evidence:    fmt.Sprintf("%s names %s", file, strings.Join(r.BinDirs, ", ")),
 			Consequence: "pods get the plugins of the other folder, or none",
 			Command:     n.makeInstall(r.BinDirs[0])})
-		return found
-	}
-	return append(found, n.shadowedBinaries(r)...)
-}
-
-// shadowedBinaries reports plugins that the runtime takes from another folder, because this folder precedes the examined folder in the
-// runtime's search path.
-func (n *node) shadowedBinaries(r runtimeConfig) (found []Finding) {
-	for _, dir := range r.BinDirs {
-		if filepath.Clean(dir) == filepath.Clean(n.BinDir) {
-			break
-		}
-		for _, name := range n.pluginTypes() {
-			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-				found = append(found, Finding{Level: Error, Code: "plugin-hidden", What: fmt.Sprintf("%s runs the plugin %s of %s", r.Name, name, dir),
-					Evidence:    fmt.Sprintf("%s stands before %s in the list of plugin folders", dir, n.BinDir),
-					Consequence: "keys that only Podlace's plugin knows have no effect",
-					Command:     "mv " + filepath.Join(dir, name) + " " + filepath.Join(dir, name) + ".unused"})
-			}
-		}
 	}
 	return found
 }

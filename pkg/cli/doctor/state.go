@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -78,7 +77,8 @@ func (n *node) records() (found []Finding) {
 		return unknown("the records and leases", n.attachmentsErr)
 	}
 	if gone := n.attachmentsIn(reconcile.Gone); len(gone) > 0 {
-		found = append(found, Finding{Level: Warning, Code: "dead-attachments", What: fmt.Sprintf("attachments of pods that are gone: %d", len(gone)),
+		found = append(found, Finding{Level: Warning, Code: "dead-attachments",
+			What:        fmt.Sprintf("attachments of pods that are gone: %d", len(gone)),
 			Evidence:    fmt.Sprintf("for example container %s of network %q", gone[0].ContainerID, gone[0].Network),
 			Consequence: "they hold addresses, hostPorts or VFs until the runtime or gc removes them",
 			Command:     "podlace gc lists them; podlace gc --yes removes them"})
@@ -86,7 +86,8 @@ func (n *node) records() (found []Finding) {
 	unleased, damaged, err := hostlocal.Unleased("")
 	found = append(found, unknown("the records", err)...)
 	if len(unleased) > 0 {
-		found = append(found, Finding{Level: Error, Code: "lease-missing", What: fmt.Sprintf("pods without a lease of their address: %d", len(unleased)),
+		found = append(found, Finding{Level: Error, Code: "lease-missing",
+			What:        fmt.Sprintf("pods without a lease of their address: %d", len(unleased)),
 			Evidence:    fmt.Sprintf("for example container %s of network %q", unleased[0].ContainerID, unleased[0].Network),
 			Consequence: "ADD may give the address to another pod",
 			Command:     "podlace reload"})
@@ -207,7 +208,7 @@ func (n *node) disk() (found []Finding) {
 	return found
 }
 
-// The check "kubelet" reports missing folders and settings of the kubelet that the sriov plugin needs.
+// The check "kubelet" reports missing folders of the kubelet that the sriov plugin needs.
 func (n *node) kubelet() (found []Finding) {
 	uses := slices.ContainsFunc(n.networks, func(net reconcile.Network) bool { return net.Plugin("sriov") != nil })
 	if !uses && n.exists(claim.Folder) {
@@ -235,7 +236,7 @@ func (n *node) kubelet() (found []Finding) {
 		found = append(found, Finding{Level: Warning, Code: "plugin-missing", What: poddevices.Program + " is missing", Evidence: err.Error(),
 			Consequence: "no pod starts while sriov-device-plugin does not run", Command: n.makeInstall(n.BinDir)})
 	}
-	return append(found, n.kubeletGates()...)
+	return found
 }
 
 // kubeletUnit returns the systemd unit that runs the kubelet. In k3s and RKE2, the kubelet runs inside the process of k3s or RKE2.
@@ -246,25 +247,4 @@ func (n *node) kubeletUnit() string {
 		}
 	}
 	return "kubelet"
-}
-
-// kubeletConfig is the usual path of the kubelet's configuration file (kubeadm).
-const kubeletConfig = "/var/lib/kubelet/config.yaml"
-
-// kubeletGates reports feature gates that the sriov plugin needs but that are disabled in the kubelet's configuration. By default, the
-// kubelet enables these feature gates.
-func (n *node) kubeletGates() (found []Finding) {
-	text, err := n.configText(kubeletConfig)
-	found = unknown("the configuration of the kubelet", err)
-	for _, gate := range []string{"KubeletPodResources", "KubeletPodResourcesGetAllocatable", "DevicePlugins", "DynamicResourceAllocation"} {
-		for line := range strings.Lines(text) {
-			if key, value, _ := strings.Cut(strings.TrimSpace(line), ":"); key == gate && strings.TrimSpace(value) == "false" {
-				found = append(found, Finding{Level: Warning, Code: "kubelet-gate", What: "the feature gate " + gate + " of the kubelet is off",
-					Evidence:    kubeletConfig + ": " + strings.TrimSpace(line),
-					Consequence: "the VFs of pods cannot be found or allocated",
-					Command:     "remove the line from " + kubeletConfig + "; systemctl restart " + n.kubeletUnit()})
-			}
-		}
-	}
-	return found
 }

@@ -80,15 +80,11 @@ func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration)
 	if err == nil {
 		return nil
 	}
-	var failure struct {
-		Code    uint   `json:"code"`
-		Msg     string `json:"msg"`
-		Details string `json:"details"`
-	}
-	if json.Unmarshal(stdout.Bytes(), &failure) != nil || failure.Msg == "" {
+	var refusal Refusal
+	if json.Unmarshal(stdout.Bytes(), &refusal) != nil || refusal.Msg == "" {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
 	}
-	return Refusal{failure.Code, failure.Msg}
+	return refusal
 }
 
 // Refusal is an error that a plugin returned in its output.

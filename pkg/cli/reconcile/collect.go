@@ -125,7 +125,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	valid = []plugin.Attachment{}
 	known := map[plugin.Attachment]bool{}
 	for _, a := range list {
-		of := a.of()
+		of := plugin.Attachment{ContainerID: a.ContainerID, IfName: a.IfName}
 		if a.Network != p.Network.Name {
 			continue
 		}

@@ -81,10 +81,6 @@ type Damaged struct {
 	Reason string `json:"reason"`
 }
 
-func (a *Attachment) of() plugin.Attachment {
-	return plugin.Attachment{ContainerID: a.ContainerID, IfName: a.IfName}
-}
-
 // List returns the attachments that are recorded on this node. List reads the records of the plugins and the leases of host-local. List
 // reads the lease folders of the networks and the default lease folder.
 func List(networks []Network) ([]*Attachment, error) {

@@ -288,10 +288,8 @@ func alive(pid int) bool {
 func TestEnterRefusesToHide(t *testing.T) {
 	for _, c := range []struct{ env, dir, want string }{
 		{"TMPDIR=/run/lock", "", "the temporary folder /run/lock lies below /run"},
-		{"GOCACHE=/var/lib/cache", "", "the Go build cache /var/lib/cache lies below /var/lib"},
 		{"", "/run/netns", "the working directory /run/netns lies below /run"},
 	} {
-		must(t, os.MkdirAll("/var/lib/cache", 0o755))
 		cmd := player("report")
 		cmd.Env, cmd.Dir = append(cmd.Env, c.env), c.dir
 		out, _ := cmd.CombinedOutput()
@@ -350,7 +348,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	cmd := exec.Command(dir+"/sandbox.test", "-test.v",
 		"-test.run=^(TestEnter|TestPod.*)$")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir+"/tmp", "GOCOVERDIR="+dir+"/tmp", "HOME="+dir, "GOCACHE=", "KERNELTEST=require")
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir+"/tmp", "GOCOVERDIR="+dir+"/tmp", "HOME="+dir, "KERNELTEST=require")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody, NoSetGroups: true}}
 	out, err := cmd.CombinedOutput()
 	if err != nil || bytes.Count(out, []byte("--- PASS: ")) < 8 {

@@ -95,11 +95,6 @@ func neededFolders() map[string]string {
 	if exe, err := os.Executable(); err == nil {
 		paths["executable"] = exe
 	}
-	if cache := os.Getenv("GOCACHE"); cache != "" {
-		paths["Go build cache"] = cache
-	} else if dir, err := os.UserCacheDir(); err == nil {
-		paths["Go build cache"] = filepath.Join(dir, "go-build")
-	}
 	return paths
 }
 
@@ -111,7 +106,7 @@ func visible(what, path string) error {
 	for _, dir := range coveredFolders() {
 		if real == dir || strings.HasPrefix(real, dir+"/") {
 			return fmt.Errorf("the %s %s lies below %s, which the sandbox covers with an empty folder: "+
-				"move it elsewhere (TMPDIR, GOCACHE)", what, path, dir)
+				"move it elsewhere (TMPDIR)", what, path, dir)
 		}
 	}
 	return nil

@@ -50,7 +50,6 @@ type checker struct {
 	node     Node
 	problems []Problem
 	networks []network
-	claims   bool // the file contains a ResourceClaim, a ResourceClaimTemplate or a DeviceClass
 }
 
 // The type `part` is either a whole file, or a string with JSON text in a manifest.
@@ -179,9 +178,7 @@ func (c *checker) nodeFile(t part) {
 		c.add(t, t.root.At(plugin.KeyOf(err)), nodeFile, true, "%v", err)
 	}
 	for _, f := range append(duplicateKeys(t.data), plugin.UnknownKeys(t.data, "", nodefile.Node{})...) {
-		if f.Key != "cniVersion" {
-			c.add(t, t.root.At(f.Key), f.Code, false, "%s", f.Text)
-		}
+		c.add(t, t.root.At(f.Key), f.Code, false, "%s", f.Text)
 	}
 }
 

@@ -22,8 +22,7 @@ import (
 // The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.
 func (c *checker) manifests(t part) {
 	documents, err := yamlfile.Read(t.file, t.data)
-	known := 0
-	c.claims = false
+	known, before := 0, len(c.problems)
 	r := strict.Report{File: t.file}
 	for _, d := range documents {
 		known += c.object(t, d, "")
@@ -36,11 +35,43 @@ func (c *checker) manifests(t part) {
 	switch {
 	case errors.As(err, &wrong):
 		c.add(t, wrong[0].Place, syntax, true, "%s", wrong[0].Text)
-	case c.claims:
-		c.add(t, strict.Place{}, unknownFile, false, "'podlace validate' does not check claims, claim templates and device classes: "+
-			"use 'podlace sriov check-claim'")
-	case known == 0:
+	case known == 0 && len(c.problems) == before:
 		c.add(t, strict.Place{}, unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
+	}
+}
+
+// podKeys contains the keys of a pod that decide about its network.
+type podKeys struct {
+	Metadata struct {
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec struct {
+		HostNetwork    bool            `json:"hostNetwork"`
+		InitContainers []containerKeys `json:"initContainers"`
+		Containers     []containerKeys `json:"containers"`
+	} `json:"spec"`
+}
+
+type containerKeys struct {
+	Ports []struct {
+		HostPort json.RawMessage `json:"hostPort"` // hostPort() checks it
+		Protocol string          `json:"protocol"`
+		HostIP   string          `json:"hostIP"`
+	} `json:"ports"`
+}
+
+// The method keys() reports values whose type is not that of their field, and unknown keys that resemble a field.
+func (c *checker) keys(t part, v strict.Value, fields reflect.Type) {
+	var r strict.Report
+	plugin.CheckKeys(&r, v, fields, func(v strict.Value, known []string) {
+		if near := strict.Nearest(v.Name, known); near != "" {
+			c.add(t, v.Place, plugin.UnknownKey, true, "unknown key; did you mean %s?", near)
+		}
+	})
+	for _, p := range r.Problems {
+		if p.Text != strict.Duplicate { // manifests() reports it
+			c.add(t, p.Place, wrongType, true, "%s", p.Text)
+		}
 	}
 }
 
@@ -51,29 +82,18 @@ func podTemplates() map[string][]string {
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method items() checks the items of a list of Kubernetes objects. An API server leaves the kind out in those of a list of one kind.
-func (c *checker) items(t part, list strict.Value, kind string) (known int) {
-	items, ok := list.Get("items").Data.(strict.List)
-	if !ok {
-		c.add(t, list.At(strings.TrimPrefix(list.Key+".items", ".")), wrongType, true, "%s: want a list of objects", list.Get("items"))
-		return 1
-	}
-	for _, item := range items {
-		if kind == "" && item.Get("kind").Text() == "" {
-			c.add(t, item.Place, wrongType, true, "%s: want an object with a kind", item)
-			known++
-		}
-		known += c.object(t, item, kind)
-	}
-	return known
-}
-
-// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses. The last argument is its kind unless
-// it names one itself.
+// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses. The last argument is its kind if
+// the object names none, as in a list of an API server.
 func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	kind = cmp.Or(o.Get("kind").Text(), kind)
 	if of, ok := strings.CutSuffix(kind, "List"); ok {
-		return c.items(t, o, of)
+		c.keys(t, o, reflect.TypeFor[struct {
+			Items []struct{} `json:"items"`
+		}]())
+		for _, item := range o.Get("items").Items() {
+			known += c.object(t, item, of)
+		}
+		return known
 	}
 	t.object, t.key = o.Key+".", strings.TrimSpace(kind+" "+o.Get("metadata", "name").Text())
 	if path, ok := podTemplates()[kind]; ok {
@@ -83,32 +103,19 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	switch kind {
 	case "NetworkAttachmentDefinition":
 		t.nad = cmp.Or(o.Get("metadata", "name").Text(), "name")
-		c.definition(t, o.Get("spec"))
+		c.keys(t, o.Get("spec"), reflect.TypeFor[struct {
+			Config string `json:"config"`
+		}]())
+		if config := o.Get("spec", "config"); config.Text() != "" { // otherwise Multus looks for a file on the node
+			c.json(t.inside(config, "spec.config"))
+		}
 		return 1
 	case "ConfigMap":
 		return c.configMap(t, o)
 	case "ResourceClaim", "ResourceClaimTemplate", "DeviceClass":
-		c.claims = true
+		c.add(t, o.Place, unknownFile, false, "use 'podlace sriov check-claim' for this object")
 	}
 	return 0
-}
-
-// definition checks the specification of a NetworkAttachmentDefinition. Without a configuration, Multus looks for a file on the node.
-func (c *checker) definition(t part, spec strict.Value) {
-	keys, ok := spec.Data.(strict.Object)
-	if spec.Data != nil && !ok {
-		c.add(t, spec.Place, wrongType, true, "%s: want an object", spec)
-	}
-	for _, key := range keys {
-		switch _, isText := key.Data.(string); {
-		case key.Name != "config":
-			c.add(t, key.Place, plugin.UnknownKey, false, "unknown key; did you mean config?")
-		case isText:
-			c.json(t.inside(key, "spec.config"))
-		default:
-			c.add(t, key.Place, wrongType, true, "%s: want a text with a network configuration", key)
-		}
-	}
 }
 
 // configMap checks those values of a ConfigMap that are JSON configurations.
@@ -143,7 +150,7 @@ func (c *checker) pod(t part, object strict.Value, path []string) {
 	pod := object.Get(path...)
 	spec := pod.Get("spec")
 	annotations, _ := pod.Get("metadata", "annotations").Data.(strict.Object)
-	c.podKeys(t, pod)
+	c.keys(t, pod, reflect.TypeFor[podKeys]())
 	for _, a := range annotations {
 		c.annotation(t, a, spec.Get("hostNetwork").Data == true)
 	}
@@ -155,51 +162,11 @@ func (c *checker) pod(t part, object strict.Value, path []string) {
 			c.add(t, outer.Place, unknownAnnotation, false, "no program reads this annotation here: write it below %s", strings.Join(path, "."))
 		}
 	}
-	path = append(slices.Clone(path), "spec")
-	for i := range path {
-		if key := strings.Join(path[:i+1], "."); object.Get(path[:i+1]...).Data == nil {
-			c.add(t, object.At(strings.TrimPrefix(object.Key+"."+key, ".")), noSpec, true, "%s is missing", key)
-			return
-		}
+	if spec.Data == nil {
+		key := strings.Join(append(slices.Clone(path), "spec"), ".")
+		c.add(t, object.At(strings.TrimPrefix(object.Key+"."+key, ".")), noSpec, true, "%s is missing", key)
 	}
 	c.hostPorts(t, spec)
-}
-
-// podKeys contains the keys of a pod that decide about its network.
-type podKeys struct {
-	Metadata struct {
-		Annotations map[string]string `json:"annotations"`
-	} `json:"metadata"`
-	Spec struct {
-		HostNetwork    bool            `json:"hostNetwork"`
-		InitContainers []containerKeys `json:"initContainers"`
-		Containers     []containerKeys `json:"containers"`
-	} `json:"spec"`
-}
-
-type containerKeys struct {
-	Ports []struct {
-		Name          string          `json:"name"`
-		HostPort      json.RawMessage `json:"hostPort"` // hostPort() checks it
-		ContainerPort int32           `json:"containerPort"`
-		Protocol      string          `json:"protocol"`
-		HostIP        string          `json:"hostIP"`
-	} `json:"ports"`
-}
-
-// The method podKeys() reports values of a wrong type, and unknown keys that resemble one of podKeys.
-func (c *checker) podKeys(t part, pod strict.Value) {
-	var r strict.Report
-	plugin.CheckKeys(&r, pod, reflect.TypeFor[podKeys](), func(v strict.Value, known []string) {
-		if near := strict.Nearest(v.Name, known); near != "" {
-			c.add(t, v.Place, plugin.UnknownKey, true, "unknown key; did you mean %s?", near)
-		}
-	})
-	for _, p := range r.Problems {
-		if p.Text != strict.Duplicate { // manifests() reports it
-			c.add(t, p.Place, wrongType, true, "%s", p.Text)
-		}
-	}
 }
 
 // limitKeys contains the annotations that define the bandwidth limits of a pod.

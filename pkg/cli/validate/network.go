@@ -212,16 +212,12 @@ func into[T any](to *T, parse func(*plugin.Request) (T, error)) func(*plugin.Req
 	}
 }
 
-// request returns the ADD of a plugin.
-func (n *network) request(p plugin.Part) *plugin.Request {
-	return &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: n.version,
-		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
-}
-
 // refused() reports the errors of a parser at the keys that they carry. It parses again without the refused values, because one error can
 // hide others. A later error that names a refused value, or the object around it, is a consequence.
 func (c *checker) refused(n *network, path string, p plugin.Part, parse func(*plugin.Request) error) {
-	r, said, earlier := n.request(p), map[string]bool{}, c.problems
+	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: n.version,
+		Config: p.Config, Log: slog.New(slog.DiscardHandler)}
+	said, earlier := map[string]bool{}, c.problems
 	root, _ := (&strict.Report{}).ParseJSON(p.Config)
 	var refused []string // names of values
 	for before := -1; before < len(refused); r.Config, _ = json.Marshal(root) {

@@ -74,19 +74,21 @@ func (c *checker) allocateAll(m manifest, path string, d resourceapi.DeviceClaim
 		return nil
 	}
 	for _, o := range here {
-		if alone, _ := c.allocate(only(d, o)); alone == nil {
+		if alone, _ := c.allocate(only(d, o)); alone != nil {
+			rows = append(rows, c.serveAll(m, path, d, o)...)
+		} else if len(o.matched) > 0 { // otherwise matchRequest has reported it
 			c.notice("%s: no node can hold this alternative: %s", m.at(o.path), o.shortage())
-			continue
 		}
-		found := len(rows)
-		for _, resource := range append(o.resources(), "") {
-			if resource == "" && len(rows) > found {
-				break // the empty name stands for a request that no resource fills alone
-			}
-			if one, _ := c.allocate(prefer(d, o, resource)); one != nil {
-				if row, ok := c.serve(m, path, one, o); ok && !o.wrong {
-					rows = append(rows, row)
-				}
+	}
+	return rows
+}
+
+// serveAll allocates the claim once for each resource of an alternative, or once if no resource fills the request alone.
+func (c *checker) serveAll(m manifest, path string, d resourceapi.DeviceClaim, o option) (rows []served) {
+	for _, resource := range append(o.resources(), "") {
+		if one, _ := c.allocate(prefer(d, o, resource)); one != nil && (resource != "" || rows == nil) {
+			if row, ok := c.serve(m, path, one, o); ok && !o.wrong {
+				rows = append(rows, row)
 			}
 		}
 	}
@@ -104,21 +106,17 @@ func (c *checker) tooMany(m manifest, here []option) (found bool) {
 	return found
 }
 
-// allocatorPrefix matches the name of the claim in an error of the allocator.
-var allocatorPrefix = regexp.MustCompile(`^claim claim, `)
-
 func reason(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the search for devices takes more than %s, after which the scheduler gives up: ask for less", patience)
 	}
-	return allocatorPrefix.ReplaceAllString(err.Error(), "")
+	return strings.TrimPrefix(err.Error(), "claim claim, ") // as allocate names it
 }
 
 // only returns the claim with a single request, which has no other alternative, and without constraints.
 func only(d resourceapi.DeviceClaim, o option) resourceapi.DeviceClaim {
 	out := prefer(d, o, "")
-	out.Requests = slices.DeleteFunc(out.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name != o.requestName() })
-	out.Constraints = nil
+	out.Requests, out.Constraints = out.Requests[o.request:o.request+1], nil
 	if r := &out.Requests[0]; o.sub >= 0 {
 		r.FirstAvailable = r.FirstAvailable[:1]
 	}
@@ -131,11 +129,8 @@ func prefer(d resourceapi.DeviceClaim, o option, resource string) resourceapi.De
 	if selectors := selectorsOf(&out, o); resource != "" {
 		*selectors = append(*selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: selectorOf(resource)}})
 	}
-	for _, r := range out.Requests {
-		all := r.FirstAvailable
-		if i := slices.IndexFunc(all, func(s resourceapi.DeviceSubRequest) bool { return r.Name+"/"+s.Name == o.name }); i >= 0 {
-			all[0], all[i] = all[i], all[0]
-		}
+	if all := out.Requests[o.request].FirstAvailable; o.sub >= 0 {
+		all[0], all[o.sub] = all[o.sub], all[0]
 	}
 	return out
 }
@@ -149,7 +144,11 @@ func (c *checker) explain(m manifest, path string, d resourceapi.DeviceClaim, he
 	before := len(c.problems) + len(c.notices)
 	for _, o := range here {
 		if !slices.ContainsFunc(here, func(other option) bool { return other.request == o.request && holds(only(d, other)) }) {
-			c.lack("%s: no node can hold the request: its devices have taints, or a claim has their PF as a whole", m.at(o.path))
+			why := "its devices have taints, or a claim has their PF as a whole"
+			if o.Capacity != nil && o.resources() != nil {
+				why = "VFs have no capacity: remove the key capacity"
+			}
+			c.lack("%s: no node can hold the request: %s", m.at(o.path), why)
 		}
 	}
 	for i := range d.Constraints {

@@ -25,7 +25,6 @@ import (
 type checker struct {
 	cluster
 	ctx       context.Context //nolint:containedctx // of one run of the command
-	all       cluster         // the devices before a claim changes the examples
 	own       map[attribute]any
 	resources map[string]*pool.Resource // of DRA
 	compiled  *cel.Cache
@@ -72,10 +71,9 @@ func newChecker(ctx context.Context, o *options, config *pool.Config) (*checker,
 		}
 	}
 	var err error
-	if c.cluster, err = o.loadCluster(config); err != nil {
+	if c.cluster, err = c.loadCluster(o, config); err != nil {
 		return nil, err
 	}
-	c.all = c.cluster
 	printed, err := Classes(config)
 	if err != nil {
 		return nil, err
@@ -133,11 +131,9 @@ func (c *checker) addClasses(list []manifest) {
 			entries[i].DeviceConfiguration = e.DeviceConfiguration
 		}
 		c.checkEntries(m, "spec", entries)
-		one.selectors, one.sound = c.compile(m, "spec", one.Spec.Selectors)
-		if one.sound && c.otherDriver(one.selectors) == "" {
-			one.sound = c.checkReads(one.selectors)
-		}
-		if one.sound {
+		list, valid := c.compile(m, "spec", one.Spec.Selectors)
+		one.selectors = list
+		if one.sound = valid && (c.otherDriver(list) != "" || c.checkReads(list)); one.sound {
 			_, one.sound = c.matching(one.selectors)
 		}
 		c.classes = append(c.classes, one)
@@ -153,6 +149,10 @@ func (c *checker) class(match func(class) bool) (class, bool) {
 	return c.classes[i], true
 }
 
+func (c *checker) classNamed(name string) (class, bool) {
+	return c.class(func(d class) bool { return d.Name == name })
+}
+
 // List returns all classes for the allocator.
 func (c *checker) List() (list []*resourceapi.DeviceClass, err error) {
 	for i := range c.classes {
@@ -163,9 +163,12 @@ func (c *checker) List() (list []*resourceapi.DeviceClass, err error) {
 
 // Get returns a class for the allocator.
 func (c *checker) Get(name string) (*resourceapi.DeviceClass, error) {
-	one, ok := c.class(func(d class) bool { return d.Name == name })
+	one, ok := c.classNamed(name)
 	if !ok {
 		return nil, fmt.Errorf("no class %s", name)
+	}
+	if c.example { // examplesOf selects the devices
+		one.Spec.Selectors = nil
 	}
 	return &one.DeviceClass, nil
 }
@@ -178,7 +181,7 @@ func (c *checker) checkAll() {
 			c.fail("%s: another %s has this name", m.at("metadata.name"), m.kind())
 		}
 		named[m.id()] = m.name() != "" && m.root.Get("apiVersion").Text() == claimAPI
-		if m.name() == "" && m.root.Get("metadata", "generateName").Text() == "" && slices.Contains([]string{"Pod", kindClaim, kindTemplate, kindClass}, m.kind()) {
+		if m.lacksName() {
 			c.fail("%s is missing: the API server wants a name", m.at("metadata.name"))
 		}
 		c.checkObject(m)
@@ -194,15 +197,14 @@ func (c *checker) checkAll() {
 // checkObject checks a claim or a template.
 func (c *checker) checkObject(m manifest) {
 	switch m.kind() {
-	case kindClaim:
-		var spec resourceapi.ResourceClaimSpec
-		if c.decodeSpec(m, &spec) {
-			c.claims[m.id()] = c.checkDevices(m, "spec.devices", spec.Devices)
-		}
-	case kindTemplate:
+	case kindClaim, kindTemplate:
 		var spec resourceapi.ResourceClaimTemplateSpec
-		if c.decodeSpec(m, &spec) {
-			c.claims[m.id()] = c.checkDevices(m, "spec.spec.devices", spec.Spec.Devices)
+		path, to := "spec.spec.devices", any(&spec)
+		if m.kind() == kindClaim {
+			path, to = "spec.devices", &spec.Spec
+		}
+		if c.decodeSpec(m, to) {
+			c.claims[m.id()] = c.checkDevices(m, path, spec.Spec.Devices)
 		}
 	case kindClass: // addClasses has checked it
 		c.checked++

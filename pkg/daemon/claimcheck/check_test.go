@@ -167,7 +167,7 @@ func TestCheckClaimRefused(t *testing.T) {
 			`class "slow" is not known, so the settings for its VFs were not checked: give its file with --class; known classes: fast.example.com, `},
 		{"no request", claimOf("    requests: []\n"), at + "requests: no request has exactly"},
 		{"old version", strings.Replace(claimOf(oneVF), "resource.k8s.io/v1", "resource.k8s.io/v1beta1", 1),
-			`m.yaml: ResourceClaim shop/c: apiVersion: "resource.k8s.io/v1beta1": want resource.k8s.io/v1`},
+			`m.yaml: ResourceClaim shop/c: apiVersion: "resource.k8s.io/v1beta1": want resource.k8s.io/v1, where each request has exactly or firstAvailable`},
 		{"unguarded", claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: " +
 			`[{cel: {expression: 'device.attributes["resource.kubernetes.io"].numaNode == 1'}}]}}]` + "\n"),
 			at + "requests[0].exactly.selectors[0].cel.expression: it fails on a device without resource.kubernetes.io/numaNode, and the scheduler"},

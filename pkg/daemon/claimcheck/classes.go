@@ -3,7 +3,6 @@
 package claimcheck
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -102,9 +101,6 @@ func settingsYAML(r pool.Resource) string {
 	if r.VF.IsZero() {
 		return ""
 	}
-	data, _ := json.Marshal(r.VF) // what was decoded can be encoded
-	values := map[string]json.RawMessage{}
-	_ = json.Unmarshal(data, &values)
 	var b strings.Builder
 	fmt.Fprintf(&b, `  config:
   - opaque:
@@ -115,7 +111,7 @@ func settingsYAML(r pool.Resource) string {
         resource: %s
 `, claim.Driver, vfconfig.APIVersion, vfconfig.Kind, r.FullName())
 	for _, key := range r.VF.Set() {
-		fmt.Fprintf(&b, "        %s: %s\n", key, values[key])
+		fmt.Fprintf(&b, "        %s: %s\n", key, r.VF.Text(key))
 	}
 	return b.String()
 }

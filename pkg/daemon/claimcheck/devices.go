@@ -22,9 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/dra"
 	"github.com/podlace/podlace/pkg/daemon/pool"
-	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 	"github.com/podlace/podlace/pkg/pci"
-	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
 // The type attribute identifies an attribute of a device by domain and name.
@@ -144,36 +143,10 @@ func literal(v any) string {
 	return string(text)
 }
 
-// withValues returns a copy of an example cluster with some devices of each resource. They have the given values in turn, as if the devices
-// existed that a claim wants.
-func (c cluster) withValues(wanted map[attribute][]any, count int64) cluster {
-	var list []*resourceapi.ResourceSlice
-	for _, s := range c.slices {
-		s = s.DeepCopy()
-		s.Spec.Devices = s.Spec.Devices[:min(int(count), len(s.Spec.Devices))]
-		for i := range s.Spec.Devices {
-			for a, values := range wanted {
-				name := resourceapi.QualifiedName(strings.TrimPrefix(a.String(), claim.Driver+"/"))
-				attributes := s.Spec.Devices[i].Attributes
-				switch v := values[i%len(values)].(type) {
-				case string:
-					attributes[name] = resourceapi.DeviceAttribute{StringValue: &v}
-				case int64:
-					attributes[name] = resourceapi.DeviceAttribute{IntValue: &v}
-				case bool:
-					attributes[name] = resourceapi.DeviceAttribute{BoolValue: &v}
-				}
-			}
-		}
-		list = append(list, s)
-	}
-	return newCluster(list, true)
-}
-
 // loadCluster returns the devices of the flag --slices, those of this node, or examples.
-func (o *options) loadCluster(config *pool.Config) (cluster, error) {
+func (c *checker) loadCluster(o *options, config *pool.Config) (cluster, error) {
 	if o.slices != "" {
-		list, err := readSlices(o.slices)
+		list, err := c.readSlices(o.slices)
 		return newCluster(list, false), err
 	}
 	i, err := o.nodeInventory(config)
@@ -187,26 +160,18 @@ func (o *options) loadCluster(config *pool.Config) (cluster, error) {
 }
 
 // readSlices reads the output of 'kubectl get resourceslices -o json' or -o yaml.
-func readSlices(name string) (list []*resourceapi.ResourceSlice, err error) {
-	files, err := yamlfile.Files(nil, name)
-	for _, f := range files {
-		documents, wrong := yamlfile.Read(f.Name, f.Data)
-		if wrong != nil {
-			return nil, wrong
+func (c *checker) readSlices(name string) (list []*resourceapi.ResourceSlice, err error) {
+	all, err := c.readManifests(nil, name)
+	for _, m := range all {
+		if m.kind() != "ResourceSlice" {
+			continue
 		}
-		for _, d := range documents {
-			for _, object := range objects(d) {
-				if object.Get("kind").Text() != "ResourceSlice" {
-					continue
-				}
-				s := &resourceapi.ResourceSlice{}
-				text, _ := json.Marshal(object)
-				if err := json.Unmarshal(text, s); err != nil || s.APIVersion != claimAPI {
-					return nil, fmt.Errorf("%s: want a ResourceSlice of %s: %w", object.Where(), claimAPI, cmp.Or(err, fmt.Errorf("it is of %s", s.APIVersion)))
-				}
-				list = append(list, s)
-			}
+		s := &resourceapi.ResourceSlice{}
+		text, _ := json.Marshal(m.root)
+		if err := json.Unmarshal(text, s); err != nil || s.APIVersion != claimAPI {
+			return nil, fmt.Errorf("%s: want a ResourceSlice of %s: %w", m.root.Where(), claimAPI, cmp.Or(err, fmt.Errorf("it is of %s", s.APIVersion)))
 		}
+		list = append(list, s)
 	}
 	if len(list) == 0 && err == nil {
 		err = fmt.Errorf("%s: no ResourceSlice: write it with 'kubectl get resourceslices -o json'", name)
@@ -226,13 +191,8 @@ func (o *options) nodeInventory(config *pool.Config) (i dra.Inventory, err error
 	case err != nil:
 		return i, err
 	}
-	host, err := kernel.Host()
-	if err != nil {
-		return i, err
-	}
-	defer host.Close()
-	uplinks, err := host.Uplinks()
-	for _, p := range pool.Assign(config, i.Snapshot, pool.Env{DefaultRoute: uplinks}) {
+	env, err := poolfile.Env()
+	for _, p := range pool.Assign(config, i.Snapshot, env) {
 		if p.Resource.API == pool.DRA {
 			i.Pools = append(i.Pools, p)
 		}

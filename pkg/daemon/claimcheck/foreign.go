@@ -4,6 +4,7 @@ package claimcheck
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/claim"
@@ -16,21 +17,24 @@ func replaced() map[string]string {
 		"sriovnetwork.openshift.io": "sriov-network-operator"}
 }
 
-// synonyms contains, for names of these projects in lower case, what to write instead.
-func synonyms() map[string]attribute {
-	own := func(name string) attribute { return attribute{claim.Driver, name} }
-	bus := attribute{"resource.kubernetes.io", "pciBusID"}
-	return map[string]attribute{"ifname": own("pf"), "pfname": own("pf"), "pfnames": own("pf"), "netfilter": own("pf"), "pciaddress": bus,
-		"pciaddresses": bus, "pfpciaddress": own("pfAddress"), "parentpciaddress": own("pfAddress"), "rootdevices": own("pfAddress"),
-		"pcivendor": own("vendor"), "vendor": own("vendor"), "vendors": own("vendor"), "pcidevice": own("product"), "deviceid": own("product"),
-		"devices": own("product"), "vfid": own("vf"), "resourcename": own("resource"), "encapsulation": own("linkType"),
-		"linktype": own("linkType"), "linktypes": own("linkType"), "rdma": own("rdma"), "rdmacapable": own("rdma"), "isrdma": own("rdma"),
-		"issriovvf": own("kind"), "sriov": own("kind"), "drivers": own("driver"), "devicetype": own("driver"), "numanode": own("numa")}
+// counterpart returns what to write instead of an attribute of these projects.
+func counterpart(foreign string) (own attribute, ok bool) {
+	for own, names := range map[string]string{
+		"driver": "drivers devicetype", "kind": "issriovvf sriov", "linkType": "encapsulation linktype linktypes", "numa": "numanode",
+		"pf": "ifname pfname pfnames netfilter", "pfAddress": "pfpciaddress parentpciaddress rootdevices",
+		"product": "pcidevice deviceid devices", "rdma": "rdma rdmacapable isrdma rdmadevice", "resource": "resourcename",
+		"vendor": "pcivendor vendor vendors", "vf": "vfid",
+	} {
+		if slices.Contains(strings.Fields(names), strings.ToLower(foreign)) {
+			return attribute{claim.Driver, own}, true
+		}
+	}
+	return attribute{"resource.kubernetes.io", "pciBusID"}, strings.HasPrefix(strings.ToLower(foreign), "pciaddress")
 }
 
 // unknown says what is wrong with an attribute that no device has, and what to write instead.
 func (c *checker) unknown(a attribute) string {
-	instead, similar := synonyms()[strings.ToLower(a.name)]
+	instead, similar := counterpart(a.name)
 	names := namesIn(c.own, strings.ToLower(a.domain))
 	near := strict.Nearest(a.name, names)
 	project := replaced()[strings.ToLower(a.domain)]

@@ -32,11 +32,18 @@ const (
 type manifest struct {
 	root strict.Value
 	part string // such as ", container web"
+	key  string // what all findings are about, if it is not empty
 }
 
 func (m manifest) kind() string { return m.root.Get("kind").Text() }
 
 func (m manifest) name() string { return m.root.Get("metadata", "name").Text() }
+
+// lacksName reports whether the API server refuses the object because it has no name.
+func (m manifest) lacksName() bool {
+	return m.name() == "" && m.root.Get("metadata", "generateName").Text() == "" &&
+		slices.Contains([]string{"Pod", kindClaim, kindTemplate, kindClass}, m.kind())
+}
 
 func (m manifest) namespace() string {
 	return cmp.Or(m.root.Get("metadata", "namespace").Text(), "default")
@@ -56,6 +63,7 @@ func (m manifest) id() [3]string { return [3]string{m.kind(), m.namespace(), m.n
 
 // at returns the position of a key, in the form file:line:column: kind and name: key.
 func (m manifest) at(key string) string {
+	key = cmp.Or(m.key, key)
 	at := m.root.At(strings.TrimPrefix(m.root.Key+"."+key, "."))
 	at.Key = strings.TrimPrefix(m.String(), at.File+": ") + ": " + key
 	return at.Where()
@@ -104,7 +112,7 @@ func (c *checker) decodeSpec(m manifest, to any) bool {
 	spec := m.root.Get("spec")
 	switch version := m.root.Get("apiVersion").Text(); {
 	case version != claimAPI:
-		c.fail("%s: %q: want %s", m.at("apiVersion"), version, claimAPI)
+		c.fail("%s: %q: want %s, where each request has exactly or firstAvailable", m.at("apiVersion"), version, claimAPI)
 		return false
 	case spec.Data == nil:
 		c.fail("%s is missing", m.at("spec"))

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/podlace/podlace/pkg/strict"
 	"github.com/podlace/podlace/pkg/vfconfig"
@@ -50,9 +51,9 @@ func (c *checker) checkPod(m manifest, path string, value strict.Value) {
 		}
 		c.checked++
 		same := func(o corev1.PodResourceClaim) bool {
-			return o.ResourceClaimName != nil && *o.ResourceClaimName == *name
+			return kind == kindClaim && ptr.Deref(o.ResourceClaimName, "") == *name
 		}
-		if kind == kindClaim && slices.ContainsFunc(spec.ResourceClaims[:i], same) {
+		if slices.ContainsFunc(spec.ResourceClaims[:i], same) {
 			continue
 		}
 		claims[i] = c.claims[id]
@@ -83,11 +84,13 @@ func (c *checker) checkContainer(m manifest, path string, container corev1.Conta
 			return d.Spec.ExtendedResourceName != nil && *d.Spec.ExtendedResourceName == string(name) ||
 				resourceapi.ResourceDeviceClassPrefix+d.Name == string(name)
 		})
-		if ok {
+		limit := manifest{m.root, ", container " + container.Name, fmt.Sprintf("%s.resources.limits.%s", path, name)}
+		if class, byClass := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); ok {
 			count := container.Resources.Limits[name]
 			exact := &resourceapi.ExactDeviceRequest{DeviceClassName: one.Name, Count: count.Value()}
-			c.checkDevices(manifest{m.root, ", container " + container.Name}, path+".resources.limits",
-				resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "vf", Exactly: exact}}})
+			c.checkDevices(limit, "", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "vf", Exactly: exact}}})
+		} else if byClass {
+			c.unknownClass(limit.at(""), class, false)
 		}
 	}
 }

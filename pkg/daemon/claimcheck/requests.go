@@ -3,13 +3,14 @@
 package claimcheck
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/strict"
@@ -26,21 +27,31 @@ type option struct {
 	wrong      bool // a selector of the request is wrong, so that only those of the class are used
 }
 
-// optionsOf returns the requests of a claim with all their alternatives.
-func optionsOf(path string, d resourceapi.DeviceClaim) (all []option) {
-	for i, r := range d.Requests {
-		at := fmt.Sprintf("%s.requests[%d]", path, i)
-		if r.Exactly != nil {
-			all = append(all, option{ExactDeviceRequest: *r.Exactly, name: r.Name, path: at + ".exactly", request: i, sub: -1})
+// optionsOf returns the requests of a claim with all their alternatives. It sets what the API server sets in new objects.
+func optionsOf(path string, d *resourceapi.DeviceClaim) (all []option) {
+	for i := range d.Requests {
+		r, at := &d.Requests[i], fmt.Sprintf("%s.requests[%d]", path, i)
+		if e := r.Exactly; e != nil {
+			setDefaults(&e.AllocationMode, &e.Count)
+			all = append(all, option{ExactDeviceRequest: *e, name: r.Name, path: at + ".exactly", request: i, sub: -1})
 		}
-		for k, s := range r.FirstAvailable {
+		for k := range r.FirstAvailable {
+			s := &r.FirstAvailable[k]
+			setDefaults(&s.AllocationMode, &s.Count)
 			exact := resourceapi.ExactDeviceRequest{DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, AllocationMode: s.AllocationMode,
-				Count: s.Count, DerivedAttributes: s.DerivedAttributes}
+				Count: s.Count, Capacity: s.Capacity, DerivedAttributes: s.DerivedAttributes}
 			all = append(all, option{ExactDeviceRequest: exact, name: r.Name + "/" + s.Name, path: fmt.Sprintf("%s.firstAvailable[%d]", at, k),
 				request: i, sub: k})
 		}
 	}
 	return all
+}
+
+func setDefaults(mode *resourceapi.DeviceAllocationMode, count *int64) {
+	*mode = cmp.Or(*mode, resourceapi.DeviceAllocationModeExactCount)
+	if *mode == resourceapi.DeviceAllocationModeExactCount {
+		*count = cmp.Or(*count, 1)
+	}
 }
 
 // appliesTo reports whether a list of requests in a constraint or config entry contains the option. As in the scheduler, an empty list
@@ -88,12 +99,12 @@ func (o option) devices() string {
 	if len(o.matched) > 0 && o.matched[0].driver != claim.Driver {
 		what = "device"
 	}
-	text := "1 " + what
+	text := fmt.Sprintf("%d %ss", o.Count, what)
 	switch {
 	case o.AllocationMode == resourceapi.DeviceAllocationModeAll:
 		text = "all " + what + "s"
-	case o.Count > 1:
-		text = fmt.Sprintf("%d %ss", o.Count, what)
+	case o.Count == 1:
+		text = "1 " + what
 	}
 	if o.isAdmin() {
 		text += " (admin access)"
@@ -101,36 +112,13 @@ func (o option) devices() string {
 	return text
 }
 
-// setDefaults sets what the API server sets in new objects.
-func setDefaults(d *resourceapi.DeviceClaim) {
-	set := func(mode *resourceapi.DeviceAllocationMode, count *int64) {
-		if *mode == "" {
-			*mode = resourceapi.DeviceAllocationModeExactCount
-		}
-		if *mode == resourceapi.DeviceAllocationModeExactCount && *count == 0 {
-			*count = 1
-		}
-	}
-	for i := range d.Requests {
-		if e := d.Requests[i].Exactly; e != nil {
-			set(&e.AllocationMode, &e.Count)
-		}
-		for k := range d.Requests[i].FirstAvailable {
-			s := &d.Requests[i].FirstAvailable[k]
-			set(&s.AllocationMode, &s.Count)
-		}
-	}
-}
-
-var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
 // checkRequests reports requests that the API server refuses.
 func (c *checker) checkRequests(m manifest, path string, d resourceapi.DeviceClaim, all []option) (ok bool) {
 	before := len(c.problems)
 	names := map[string]bool{}
 	checkName := func(at, name string) {
 		switch label := name[strings.LastIndex(name, "/")+1:]; {
-		case !dnsLabel.MatchString(label):
+		case len(validation.IsDNS1123Label(label)) > 0:
 			c.fail("%s: %q: want a name of at most 63 lower-case letters, digits and -", m.at(at+".name"), label)
 		case names[name]:
 			c.fail("%s: %s: another request has this name", m.at(at+".name"), label)
@@ -176,23 +164,24 @@ func (c *checker) checkConstraints(m manifest, path string, d resourceapi.Device
 	for i, constraint := range d.Constraints {
 		at := fmt.Sprintf("%s.constraints[%d]", path, i)
 		c.checkNames(m, at, constraint.Requests, all)
-		for key, name := range map[string]*resourceapi.FullyQualifiedName{"matchAttribute": constraint.MatchAttribute,
-			"distinctAttribute": constraint.DistinctAttribute} {
-			if name == nil || !slices.ContainsFunc(here, func(o option) bool { return o.appliesTo(constraint.Requests) }) {
-				continue
-			}
-			domain, id, full := strings.Cut(string(*name), "/")
-			a := attribute{domain, id}
-			_, own := c.own[a]
-			derived := slices.ContainsFunc(all, func(o option) bool {
-				return slices.ContainsFunc(o.DerivedAttributes, func(d resourceapi.DeviceDerivedAttribute) bool { return d.Name == *name })
-			})
-			switch {
-			case !full:
-				c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key), *name, claim.Driver)
-			case !own && !derived && len(c.values[a]) == 0:
-				c.fail("%s: %s: %s", m.at(at+"."+key), *name, c.unknown(a))
-			}
+		key, name := "matchAttribute", constraint.MatchAttribute
+		if name == nil {
+			key, name = "distinctAttribute", constraint.DistinctAttribute
+		}
+		if name == nil || !slices.ContainsFunc(here, func(o option) bool { return o.appliesTo(constraint.Requests) }) {
+			continue
+		}
+		domain, id, full := strings.Cut(string(*name), "/")
+		a := attribute{domain, id}
+		_, own := c.own[a]
+		derived := slices.ContainsFunc(all, func(o option) bool {
+			return slices.ContainsFunc(o.DerivedAttributes, func(d resourceapi.DeviceDerivedAttribute) bool { return d.Name == *name })
+		})
+		switch {
+		case !full:
+			c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key), *name, claim.Driver)
+		case !own && !derived && len(c.values[a]) == 0:
+			c.fail("%s: %s: %s", m.at(at+"."+key), *name, c.unknown(a))
 		}
 	}
 	return len(c.problems) == before
@@ -201,8 +190,7 @@ func (c *checker) checkConstraints(m manifest, path string, d resourceapi.Device
 // checkDevices checks which devices and settings a claim would get. To find all faults, it goes on without the selectors that are wrong.
 func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClaim) (rows []served) {
 	c.checked++
-	setDefaults(&d)
-	all := optionsOf(path, d)
+	all := optionsOf(path, &d)
 	c.checkEntries(m, path, d.Config)
 	for i, e := range d.Config {
 		c.checkNames(m, fmt.Sprintf("%s.config[%d]", path, i), e.Requests, all)
@@ -211,18 +199,16 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 	if !c.checkRequests(m, path, d, all) || !c.checkConstraints(m, path, d, all, here) || len(here) == 0 {
 		return nil
 	}
-	if c.example {
-		c.cluster = c.all.withValues(c.wanted(here))
-		defer func() { c.cluster = c.all }()
-	}
 	for i := range here {
 		o := &here[i]
 		if !o.wrong {
 			o.matched, o.wrong = c.matchRequest(m, o)
 		}
-		if o.wrong {
+		if o.wrong || c.example { // the values of examples are made up
 			*selectorsOf(&d, *o) = nil
-			class, _ := c.class(func(d class) bool { return d.Name == o.DeviceClassName })
+		}
+		if o.wrong {
+			class, _ := c.classNamed(o.DeviceClassName)
 			o.matched, _ = c.matching(class.selectors)
 		}
 	}
@@ -234,18 +220,28 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 // matchRequest returns the devices that class and request select. The second result is true if there are none, or if a selector is wrong.
 func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong bool) {
 	matched, ok := c.matching(o.selectors)
+	if ok && c.example {
+		matched = c.examplesOf(o.selectors)
+	}
+	lack := c.lack
+	if o.sub >= 0 { // the scheduler may choose another alternative
+		lack = c.notice
+	}
 	switch {
 	case !ok:
-	case len(matched) > 0:
+		return nil, true
+	case len(matched) == 0:
+		if !c.checkValues(o.selectors, lack) {
+			lack("%s: the selectors of class and request match no device", m.at(o.path))
+		}
+	case !c.example:
 		c.checkValues(o.selectors, c.notice)
 		if i := slices.IndexFunc(matched, func(d device) bool { return d.selected }); i >= 0 {
 			c.notice("%s: the nodes of pool %s are not known (nodeSelector), so the devices of %s were taken to be within reach of each node",
 				m.at(o.path), matched[i].pool, matched[i].driver)
 		}
-	case !c.checkValues(o.selectors, c.lack):
-		c.lack("%s: the selectors of class and request match no device", m.at(o.path))
 	}
-	return matched, len(matched) == 0 || !ok
+	return matched, len(matched) == 0 && o.sub < 0
 }
 
 // selectHere compiles the selectors of the requests, and returns the requests that the devices here can serve.
@@ -253,7 +249,7 @@ func (c *checker) selectHere(m manifest, all []option, entries []resourceapi.Dev
 	var unknown []option
 	for _, o := range all {
 		at := m.at(o.path + ".deviceClassName")
-		one, known := c.class(func(d class) bool { return d.Name == o.DeviceClassName })
+		one, known := c.classNamed(o.DeviceClassName)
 		own, valid := c.compile(m, o.path, o.Selectors)
 		o.selectors = slices.Concat(one.selectors, own)
 		other := c.otherDriver(o.selectors)
@@ -288,54 +284,55 @@ func (c *checker) selectHere(m manifest, all []option, entries []resourceapi.Dev
 
 // selectorsOf returns the selectors of an option in a claim.
 func selectorsOf(d *resourceapi.DeviceClaim, o option) *[]resourceapi.DeviceSelector {
-	r := &d.Requests[slices.IndexFunc(d.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name == o.requestName() })]
 	if o.sub < 0 {
-		return &r.Exactly.Selectors
+		return &d.Requests[o.request].Exactly.Selectors
 	}
-	named := func(s resourceapi.DeviceSubRequest) bool { return o.name == r.Name+"/"+s.Name }
-	return &r.FirstAvailable[slices.IndexFunc(r.FirstAvailable, named)].Selectors
+	return &d.Requests[o.request].FirstAvailable[o.sub].Selectors
 }
 
-// reduce returns the claim without the requests for devices that are not here. The allocator ignores config entries for other requests, so
-// reduce reports those.
+// reduce returns the claim without the requests for devices that are not here, and updates the indexes of the others. The allocator ignores
+// config entries for other requests, so reduce reports those.
 func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all, here []option) resourceapi.DeviceClaim {
 	for i, e := range d.Config {
 		applies := func(o option) bool { return o.appliesTo(e.Requests) }
 		known := func(o option) bool {
-			return applies(o) && slices.ContainsFunc(c.classes, func(d class) bool { return d.Name == o.DeviceClassName })
+			_, ok := c.classNamed(o.DeviceClassName)
+			return ok && applies(o)
 		}
 		ours := e.Opaque != nil && e.Opaque.Driver == claim.Driver
 		if ours && !slices.ContainsFunc(here, applies) && slices.ContainsFunc(all, known) {
 			c.fail("%s: it applies to no request with VFs", m.at(fmt.Sprintf("%s.config[%d].opaque.parameters", path, i)))
 		}
 	}
-	out := *d.DeepCopy()
-	kept := func(request, sub int) bool {
-		return slices.ContainsFunc(here, func(o option) bool { return o.request == request && o.sub == sub })
-	}
+	out, last := *d.DeepCopy(), -1
 	out.Requests = nil
-	for i, r := range d.DeepCopy().Requests {
-		k := -1
-		r.FirstAvailable = slices.DeleteFunc(r.FirstAvailable, func(resourceapi.DeviceSubRequest) bool { k++; return !kept(i, k) })
-		if kept(i, -1) || len(r.FirstAvailable) > 0 {
-			out.Requests = append(out.Requests, r)
+	for i := range here {
+		o := &here[i]
+		if o.request != last {
+			one := *d.Requests[o.request].DeepCopy()
+			one.FirstAvailable = nil
+			out.Requests, last = append(out.Requests, one), o.request
 		}
+		r := &out.Requests[len(out.Requests)-1]
+		if o.sub >= 0 {
+			r.FirstAvailable = append(r.FirstAvailable, d.Requests[last].FirstAvailable[o.sub])
+		}
+		o.request, o.sub = len(out.Requests)-1, len(r.FirstAvailable)-1
 	}
 	return out
 }
 
-// wanted returns the values that selectors compare with attributes, except the resource, and the number of devices that the requests want.
-func (c *checker) wanted(here []option) (out map[attribute][]any, count int64) {
-	out = map[attribute][]any{}
-	for _, o := range here {
-		count += max(o.Count, 1)
-		for _, s := range o.selectors {
-			for _, r := range s.reads {
-				if _, ok := c.own[r.attribute]; ok && r.name != "resource" && r.isEquality() {
-					out[r.attribute] = append(out[r.attribute], r.values...)
-				}
+// examplesOf returns the examples of the resources with which selectors compare, or else of all resources.
+func (c *checker) examplesOf(list []selector) []device {
+	var resources []any
+	for _, s := range list {
+		for _, r := range s.reads {
+			if r.attribute == (attribute{claim.Driver, "resource"}) && r.isEquality() {
+				resources = append(resources, r.values...)
 			}
 		}
 	}
-	return out, count
+	return slices.DeleteFunc(slices.Clone(c.devices), func(d device) bool {
+		return len(resources) > 0 && !slices.Contains(resources, any(d.resource()))
+	})
 }

@@ -106,7 +106,8 @@ func (s *selector) inspectCall(call ast.CallExpr, add func(ast.Expr, string, []a
 }
 
 func isDriver(e ast.Expr) bool {
-	return e.Kind() == ast.SelectKind && e.AsSelect().FieldName() == "driver" && isIdent(e.AsSelect().Operand(), "device")
+	device, name, _ := member(e)
+	return name == "driver" && isIdent(device, "device")
 }
 
 func isIdent(e ast.Expr, name string) bool { return e.Kind() == ast.IdentKind && e.AsIdent() == name }
@@ -124,55 +125,47 @@ func literals(e ast.Expr) (values []any) {
 	return values
 }
 
-// domainOf returns the domain of device.attributes["domain"] or of a name that is bound to it, or "".
-func domainOf(e ast.Expr, bound map[string]string) string {
-	isMap := func(e ast.Expr) bool {
-		return e.Kind() == ast.SelectKind && e.AsSelect().FieldName() == "attributes" && isIdent(e.AsSelect().Operand(), "device")
-	}
+// member returns the operand and the name in operand.name or operand["name"], and whether it is no error if the operand lacks the name.
+func member(e ast.Expr) (operand ast.Expr, name string, guarded bool) {
 	switch e.Kind() {
-	case ast.IdentKind:
-		return bound[e.AsIdent()]
 	case ast.SelectKind:
-		if isMap(e.AsSelect().Operand()) {
-			return e.AsSelect().FieldName()
-		}
+		s := e.AsSelect()
+		return s.Operand(), s.FieldName(), s.IsTestOnly()
 	case ast.CallKind:
-		args := e.AsCall().Args()
-		if e.AsCall().FunctionName() == operators.Index && isMap(args[0]) {
-			if values := literals(args[1]); len(values) == 1 {
-				return fmt.Sprint(values[0])
-			}
+		args, function := slices.Clone(e.AsCall().Args()), e.AsCall().FunctionName()
+		if function == operators.In {
+			slices.Reverse(args)
+		} else if !slices.Contains([]string{operators.Index, operators.OptSelect, operators.OptIndex}, function) {
+			break
+		}
+		if values := literals(args[1]); len(values) == 1 {
+			return args[0], fmt.Sprint(values[0]), function != operators.Index
 		}
 	}
-	return ""
+	return nil, "", false
 }
 
 // attributeOf returns the attribute that an expression reads, and whether the read is safe if a device lacks the attribute.
 func attributeOf(e ast.Expr, bound map[string]string) (a attribute, guarded, ok bool) {
-	switch e.Kind() {
-	case ast.SelectKind:
-		s := e.AsSelect()
-		a, guarded = attribute{domainOf(s.Operand(), bound), s.FieldName()}, s.IsTestOnly()
-	case ast.CallKind:
-		args := e.AsCall().Args()
-		if len(args) != 2 {
-			return a, false, false
-		}
-		from, name := args[0], args[1]
-		switch guarded = true; e.AsCall().FunctionName() {
-		case operators.Index:
-			guarded = false
-		case operators.OptSelect, operators.OptIndex:
-		case operators.In:
-			from, name = args[1], args[0]
-		default:
-			return a, false, false
-		}
-		if values := literals(name); len(values) == 1 {
-			a = attribute{domainOf(from, bound), fmt.Sprint(values[0])}
+	from, name, guarded := member(e)
+	if from == nil {
+		return a, false, false
+	}
+	a = attribute{domainOf(from, bound), name}
+	return a, guarded, a.domain != "" && a.name != ""
+}
+
+// domainOf returns the domain of device.attributes["domain"] or of a name that is bound to it, or "".
+func domainOf(e ast.Expr, bound map[string]string) string {
+	if e.Kind() == ast.IdentKind {
+		return bound[e.AsIdent()]
+	}
+	if attributes, domain, _ := member(e); attributes != nil {
+		if device, name, _ := member(attributes); name == "attributes" && isIdent(device, "device") {
+			return domain
 		}
 	}
-	return a, guarded, a.domain != "" && a.name != ""
+	return ""
 }
 
 // otherDriver returns a driver without devices here for whose devices the selectors are meant, or "".
@@ -212,6 +205,7 @@ func (c *checker) checkRead(s selector, r read) {
 			}
 		}
 	case len(c.values[r.attribute]) > 0 || elsewhere:
+	case r.guarded && slices.ContainsFunc(s.reads, func(o read) bool { return o.attribute == r.attribute && !o.guarded }):
 	case r.guarded:
 		c.notice("%s: it tests for %s: %s", s.place, r, c.unknown(r.attribute))
 	default:
@@ -280,6 +274,8 @@ func (s selector) failure(d device, err error) (where, hint string) {
 	switch {
 	case d.Name == "":
 		return fmt.Sprintf("devices of other drivers (%v)", err), fmt.Sprintf("begin with device.driver == %q &&", claim.Driver)
+	case i < 0 && d.driver == claim.Driver && strings.Contains(s.Expression, "device.capacity"):
+		return "VFs, which have no capacity", fmt.Sprintf("%v: select by attributes", err)
 	case i < 0:
 		return "device " + d.Name, err.Error()
 	}

@@ -64,6 +64,9 @@ func TestSelectors(t *testing.T) {
 		{`device.attributes["dra.net"].ifName == "eth1"`,
 			`it is an attribute of dranet: for VFs of Podlace write device.attributes["sriov.podlace.io"].pf, with values such as "ens1f0", "ens2f0"`},
 		{`device.attributes["dra.net"].pciVendor == "Mellanox Technologies"`, `write device.attributes["sriov.podlace.io"].vendor, with values such as "8086"`},
+		{`has(device.attributes["dra.net"].ifName) && device.attributes["dra.net"].ifName == "eth1"`, "it reads dra.net/ifName: it is an attribute of dranet"},
+		{`device.attributes["dra.net"]["rdmaDevice"] == "mlx5_0"`, `write device.attributes["sriov.podlace.io"].rdma`},
+		{`device.capacity["sriov.podlace.io"].bandwidth.compareTo(quantity("4Gi")) >= 0`, "it fails on VFs, which have no capacity"},
 		{`device.attributes["dra.net"].mtu > 1500`, "dra.net/mtu: it is an attribute of dranet without a counterpart: attributes of sriov.podlace.io: card"},
 		{`device.attributes["sriovnetwork.k8snetworkplumbingwg.io"].PFName == "eth0"`,
 			`it is an attribute of dra-driver-sriov: for VFs of Podlace write device.attributes["sriov.podlace.io"].pf`},
@@ -74,7 +77,7 @@ func TestSelectors(t *testing.T) {
 	} {
 		status, _, stderr := runCheck(t, selecting(c.expression))
 		text, notice := strings.CutPrefix(c.says, "notice: ")
-		if c.says == "" && c.expression != own+".vf" && stderr != "" || !strings.Contains(stderr, text) || (status == 0) != (c.says == "" || notice) &&
+		if c.says == "" && c.expression != own+".vf" && stderr != "" || strings.Contains(stderr, "it tests for") && !notice || !strings.Contains(stderr, text) || (status == 0) != (c.says == "" || notice) &&
 			c.expression != own+".vf" {
 			t.Errorf("%s: status %d, %q, want %q", c.expression, status, stderr, c.says)
 		}
@@ -115,7 +118,16 @@ func TestUnheld(t *testing.T) {
 		{"all", claimOf("    requests: [{name: a, " + class + ", allocationMode: All, adminAccess: true, selectors: [{cel: {expression: " +
 			`'device.attributes["sriov.podlace.io"].vf < 2'}}]}}]` + "\n"), "namespace with the label", 0},
 		{"one alternative", first("count: 2", "selectors: [{cel: {expression: 'device.attributes[\"sriov.podlace.io\"].vf == -7'}}]"),
-			"requests[0].firstAvailable[1].selectors[0].cel.expression: it compares sriov.podlace.io/vf with -7, which no device here has", 1},
+			"notice: m.yaml: ResourceClaim shop/c: spec.devices.requests[0].firstAvailable[1].selectors[0].cel.expression: it compares sriov.podlace.io/vf with -7", 0},
+		{"no value of an alternative", first("count: 2", "selectors: [{cel: {expression: 'device.attributes[\"sriov.podlace.io\"].vf > 99'}}]"),
+			"notice: m.yaml: ResourceClaim shop/c: spec.devices.requests[0].firstAvailable[1]: the selectors of class and request match no device", 0},
+		{"capacity", claimOf("    requests: [{name: a, " + class + ", capacity: {requests: {ingressBandwidth: 10G}}}}]\n"),
+			"requests[0].exactly: no node can hold the request: VFs have no capacity: remove the key capacity", 1},
+		{"limit", strings.Replace(podOf("Pod", ""), "containers: []", "containers: [{name: x, resources: {limits: {example.com/fast: 33}}}]", 1),
+			"Pod shop/web, container x: spec.containers[0].resources.limits.example.com/fast: 33: want 1-32", 1},
+		{"limit of an unknown class", strings.Replace(podOf("Pod", ""), "containers: []",
+			"containers: [{name: x, resources: {limits: {example.com/fast: 1, deviceclass.resource.kubernetes.io/gpu: 1}}}]", 1),
+			`spec.containers[0].resources.limits.deviceclass.resource.kubernetes.io/gpu: class "gpu" is not known and was not checked`, 0},
 	} {
 		status, _, stderr := runCheck(t, c.manifest)
 		if status != c.status || !strings.Contains(stderr, c.says) || strings.Count(stderr, "\n") != 1 {
@@ -154,7 +166,15 @@ func TestNode(t *testing.T) {
 			t.Errorf("%s: status %d, %s", args, status, stderr)
 		}
 	}
-	if status, _, stderr := check("fits.yaml", cards, filepath.Join(dir, "empty.yaml")); status != 0 || !strings.Contains(stderr, "empty.yaml contains no object") {
+	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: fast.example.com}\nspec: {selectors: [{cel: {expression: 'device.driver == " +
+		`"sriov.podlace.io" && device.attributes["sriov.podlace.io"].pf == "ens7f0"'}}]}` + "\n---\n"
+	m := pcitest.WriteFiles(t, map[string]string{"m.yaml": class + selecting(`device.attributes["sriov.podlace.io"].resource == "example.org/Open_1"`)})
+	if status, stdout, stderr := check("fits.yaml", t.TempDir(), m+"/m.yaml"); status != exitProblems || strings.Count(stdout, "of example.org/Open_1") != 2 ||
+		strings.Count(stdout, "of example.com/fast") != 1 {
+		t.Errorf("a class with values of its own: status %d, %s%s", status, stdout, stderr)
+	}
+	status, _, stderr := check("fits.yaml", cards, filepath.Join(dir, "empty.yaml"))
+	if status != 0 || !strings.Contains(stderr, "empty.yaml contains no object") {
 		t.Errorf("an empty file: status %d, %s", status, stderr)
 	}
 }
@@ -216,8 +236,8 @@ func TestSharedPools(t *testing.T) {
 		{"{name: gpu, exactly: {deviceClassName: gpu, count: 3}}", "spec.devices.requests: a node can hold each request, but no node all of them", 1, 1},
 	} {
 		m := pcitest.WriteFiles(t, map[string]string{"m.yaml": claimOf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}, " + c.request + "]\n")})
-		status, stdout, stderr := run("check-claim", m+"/m.yaml", "--class", dir+"/shared.yaml", "--slices", dir+"/slices", "--config-file", dir+"/config.json",
-			"--resource-prefix", "example.com")
+		status, stdout, stderr := run("check-claim", m+"/m.yaml", "--class", dir+"/shared.yaml", "--slices", dir+"/slices",
+			"--config-file", dir+"/config.json", "--resource-prefix", "example.com")
 		stderr = position.ReplaceAllString(strings.ReplaceAll(stderr, m+"/", ""), "m.yaml: ")
 		if status != c.status || strings.Count(stderr, "\n") != c.lines || !strings.Contains(stderr, c.says) ||
 			strings.Contains(stdout, "request vf: 1 VF of example.com/fast") != (status == 0) {

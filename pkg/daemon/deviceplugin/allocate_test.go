@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -93,37 +92,6 @@ func TestAllocate(t *testing.T) {
 	const info = `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:10:00.4","vhost-net":"/dev/vhost-net","rdma-device":"mlx5_4","pf-pci-address":"0000:0f:00.0"}}`
 	if string(data) != info || err != nil {
 		t.Errorf("device-info file %s, %v", data, err)
-	}
-}
-
-// TestForget checks that the device-info files of removed devices are deleted, and that the files of other resources stay.
-func TestForget(t *testing.T) {
-	dir := t.TempDir()
-	f := deviceFolders{info: dir}
-	p, other := vfPool(2), vfPool(1)
-	other.Name = p.Name + "-er"
-	old := time.Now().Add(-2 * maxUnlisted)
-	age := func(name string) error { return os.Chtimes(filepath.Join(dir, name), old, old) }
-	for _, err := range []error{f.writeInfo(p.Name, p.Devices), f.writeInfo(other.Name, other.Devices), f.removeStaleInfo(p.Name, nil)} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	left, _ := filepath.Glob(filepath.Join(dir, "*"))
-	if len(left) != 3 {
-		t.Errorf("left %q of files that were just written, maybe by another instance", left)
-	}
-	for _, err := range []error{age(infoName(p.Name, "0000:10:00.0")), age(infoName(p.Name, "0000:10:00.1")),
-		age(infoName(other.Name, "0000:10:00.0")),
-		f.removeStaleInfo(p.Name, []string{"0000:10:00.1"})} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	left, _ = filepath.Glob(filepath.Join(dir, "*"))
-	if len(left) != 2 || filepath.Base(left[0]) != "example.com-fast-0000:10:00.1-device.json" ||
-		filepath.Base(left[1]) != "example.com-fast-er-0000:10:00.0-device.json" {
-		t.Errorf("left %q", left)
 	}
 }
 
@@ -223,14 +191,6 @@ func TestHostileRequests(t *testing.T) {
 		}
 	}
 	const id = "0000:10:00.0"
-	two := allocating(id)
-	two.ContainerRequests = append(two.ContainerRequests, two.ContainerRequests[0])
-	many := &pluginapi.AllocateRequest{ContainerRequests: make([]*pluginapi.ContainerAllocateRequest, 100000)}
-	for what, r := range map[string]*pluginapi.AllocateRequest{"twice": allocating(id, id), "by two containers": two, "many": many} {
-		if _, err := e.Allocate(t.Context(), r); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
 	for _, r := range []*pluginapi.AllocateRequest{nil, {}, {ContainerRequests: []*pluginapi.ContainerAllocateRequest{nil}}} {
 		if _, err := e.Allocate(t.Context(), r); err != nil {
 			t.Error(err)

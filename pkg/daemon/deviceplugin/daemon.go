@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/daemon/probes"
@@ -35,7 +36,9 @@ type daemon struct {
 	snapshots <-chan *pci.Snapshot // each differs from the one before
 	records   chan struct{}        // receives when a claim was prepared or unprepared
 	registry  *prometheus.Registry
-	owners    sharedCall // shares the kubelet's list of pods between callers that wait for it
+
+	owners      singleflight.Group // shares the kubelet's list of pods between callers that wait for it
+	ownersAsked time.Time          // when the last shared request began
 
 	mu          sync.Mutex
 	config      *pool.Config
@@ -301,29 +304,6 @@ func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
-	}
-}
-
-// removeStaleInfo deletes the device-info files of devices that no pod has. removeStaleInfo has no effect if the devices of pods are
-// unknown. The daemon calls removeStaleInfo only before the first allocation, because the kubelet lists a pod's devices only some time
-// after their allocation.
-func (d *daemon) removeStaleInfo() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.answered && len(d.held) == 0 {
-		return
-	}
-	pools, _ := byAPI(d.assignPools(d.poolEnv()))
-	for _, p := range pools {
-		var ids []string
-		for _, h := range d.held {
-			if h.Resource == p.Name {
-				ids = append(ids, h.ID)
-			}
-		}
-		if err := (deviceFolders{info: d.InfoDir}).removeStaleInfo(p.Name, ids); err != nil {
-			d.log.Warn("could not delete stale device-info files", "error", err)
-		}
 	}
 }
 

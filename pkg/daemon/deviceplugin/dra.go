@@ -3,6 +3,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,8 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 		d.driverFault = ""
 		return
 	}
-	if d.driver == nil && !d.startDRA(ctx) {
+	isNew := d.driver == nil
+	if isNew && !d.newDRA() {
 		return
 	}
 	i := dra.Inventory{Snapshot: d.snapshot, Pools: pools, Taints: d.config.Taints, Held: map[string]string{}, Faults: faults,
@@ -79,7 +81,10 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	for _, n := range d.snapshot.Nodes {
 		i.Nodes = append(i.Nodes, n.ID)
 	}
-	d.driver.Update(i)
+	driver := d.driver
+	if driver.Update(i); isNew {
+		d.running.Go(func() { driver.Run(ctx) })
+	}
 }
 
 // claimUse returns the devices that belong to claims, and the devices that pods have without a claim. The health check needs both, because
@@ -108,9 +113,9 @@ func (d *daemon) makeClaims() {
 	}
 }
 
-// startDRA starts the DRA driver and reports whether it runs. If no client for the API server can be created, startDRA does not start the
-// DRA driver. The daemon serves the device plugin API even without the DRA driver.
-func (d *daemon) startDRA(ctx context.Context) bool {
+// newDRA creates the DRA driver. newDRA returns false if no client for the API server can be created. The daemon serves the device plugin API
+// even without the DRA driver.
+func (d *daemon) newDRA() bool {
 	client, err := d.newClient()
 	if err != nil {
 		if d.driverFault != err.Error() {
@@ -126,8 +131,6 @@ func (d *daemon) startDRA(ctx context.Context) bool {
 		Sysfs: d.Sysfs, Log: d.log.With("api", string(pool.DRA)), Metrics: d.registry, Change: d.gate.runChange, InUse: d.whyUnavailable,
 		Changed: func() { notify(d.records) },
 	})
-	driver := d.driver
-	d.running.Go(func() { driver.Run(ctx) })
 	return true
 }
 
@@ -164,25 +167,13 @@ func (d *daemon) publishedDevices() map[string]poddevices.Published {
 // does not check whether another claim has the device.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
-	if err != nil {
-		return err.Error()
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mergeUnlisted()
-	for _, h := range d.held {
-		if h.ID == id && !byClaim(h) {
-			return "belongs to " + podText(h)
-		}
-	}
 	dev, ok := d.snapshot.Device(address)
-	switch {
-	case !ok:
+	if err != nil || !ok {
 		return "does not exist on this node"
-	case d.isLeaked(dev):
-		return "has its interface in another namespace"
 	}
-	return d.whyUplink(dev)
+	return cmp.Or(d.ownerOf(dev, false), d.whyUplink(dev))
 }
 
 // isLeaked reports whether the interface of a device is in another network namespace. The interface counts as leaked if it is not on the

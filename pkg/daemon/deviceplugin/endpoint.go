@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,9 +17,6 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
-// maxRequests is the maximum number of containers in one Allocate call. The kubelet sends only one container in each Allocate call.
-const maxRequests = 128
-
 // The type endpoint is the server of the device plugin API for one resource. An endpoint sends each change of the offered devices to all
 // open ListAndWatch streams.
 type endpoint struct {
@@ -28,11 +26,12 @@ type endpoint struct {
 	count    eventCounters
 	gate     *allocationGate
 
+	streams atomic.Int32 // ListAndWatch streams
+	leaving atomic.Bool  // DRA takes over the devices
+
 	mu      sync.Mutex
 	offer   *resourceOffer
 	changed chan struct{} // closed when offer is replaced
-	streams int
-	leaving bool // DRA takes over the devices
 }
 
 func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count eventCounters, g *allocationGate) *endpoint {
@@ -55,19 +54,6 @@ func (e *endpoint) current() (o *resourceOffer, changed <-chan struct{}) {
 	return e.offer, e.changed
 }
 
-// streamCount returns the number of ListAndWatch streams.
-func (e *endpoint) streamCount() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.streams
-}
-
-func (e *endpoint) stream(n int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.streams += n
-}
-
 // pluginOptions returns the endpoint's options. The kubelet receives the options through Register or through GetDevicePluginOptions,
 // depending on how the endpoint registers.
 //
@@ -75,9 +61,7 @@ func (e *endpoint) stream(n int) {
 // endpoint has assigned no device to the pod. The kubelet (at least up to 1.37) refuses to start the containers of such a pod while the
 // endpoint requires PreStartContainer.
 func (e *endpoint) pluginOptions() *pluginapi.DevicePluginOptions {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving}
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving.Load()}
 }
 
 // GetDevicePluginOptions returns the optional calls that the endpoint supports.
@@ -87,8 +71,8 @@ func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*p
 
 // ListAndWatch sends the list of all devices when a stream starts, and again after each change.
 func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	e.stream(1)
-	defer e.stream(-1)
+	e.streams.Add(1)
+	defer e.streams.Add(-1)
 	e.log.Info("the kubelet watches the resource")
 	var sent *resourceOffer
 	for {
@@ -123,19 +107,13 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	return out, nil
 }
 
-// Allocate returns the settings with which a container can use the devices. Allocate returns an error if a device is requested twice or is
-// missing. After such an error, the kubelet does not start the pod.
+// Allocate returns the settings with which a container can use the devices. Allocate returns an error if a device is missing, being
+// changed or claimed. After such an error, the kubelet does not start the pod.
 func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	if n := len(r.GetContainerRequests()); n > maxRequests {
-		return nil, status.Errorf(codes.InvalidArgument, "%s: %d containers in one call, want at most %d", e.resource, n, maxRequests)
-	}
-	seen := map[string]bool{}
+	wanted := map[string]bool{}
 	for _, c := range r.GetContainerRequests() {
 		for _, id := range c.GetDevicesIds() {
-			if seen[id] {
-				return nil, status.Errorf(codes.InvalidArgument, "%s: device %+.80q is requested twice", e.resource, id)
-			}
-			seen[id] = true
+			wanted[id] = true
 		}
 	}
 	e.gate.RLock()
@@ -143,16 +121,16 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	o, _ := e.current()
 	out, err := o.allocateAll(r.GetContainerRequests())
 	if err == nil {
-		err = e.gate.checkFree(seen)
+		err = e.gate.checkFree(wanted)
 	}
 	if err == nil {
-		err = e.gate.checkUnclaimed(seen)
+		err = e.gate.checkUnclaimed(wanted)
 	}
 	if err != nil {
 		e.log.Error("refused to allocate devices", "error", err)
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: %v", e.resource, err)
 	}
-	e.gate.allocations.addPending(o, seen)
+	e.gate.allocations.addPending(o, wanted)
 	for _, c := range r.GetContainerRequests() {
 		e.log.Info("devices were allocated", "devices", c.GetDevicesIds())
 		e.count.countAllocated(o, c.GetDevicesIds())

@@ -10,13 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/podlace/podlace/pkg/daemon/devicefiles"
 	"github.com/podlace/podlace/pkg/daemon/pool"
-	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -53,37 +51,6 @@ func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
 		}
 	}
 	return nil
-}
-
-// removeStaleInfo deletes the device-info files of a resource, except the files of allocated devices.
-func (f deviceFolders) removeStaleInfo(resource string, allocated []string) error {
-	return f.sweep(f.info, func(name string, written time.Time) bool {
-		id, ok := strings.CutPrefix(name, strings.ReplaceAll(resource, "/", "-")+"-")
-		id, isInfo := strings.CutSuffix(id, "-device.json")
-		_, err := pci.ParseAddress(id) // another resource's name may begin with this one's
-		// Recently written files are kept, because another instance of the daemon may have just allocated the device.
-		return ok && isInfo && err == nil && !slices.Contains(allocated, id) && time.Since(written) > maxUnlisted
-	})
-}
-
-func (f deviceFolders) sweep(path string, stale func(name string, written time.Time) bool) error {
-	if path == "" {
-		return nil
-	}
-	dir, err := store.Open(path)
-	if err != nil {
-		return nil // the folder does not exist
-	}
-	defer dir.Close()
-	names, err := dir.List()
-	errs := []error{err}
-	for _, name := range names {
-		written, err := dir.Written(name)
-		if err == nil && stale(name, written) {
-			errs = append(errs, dir.Remove(name))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
@@ -150,10 +117,13 @@ func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]poddevices.D
 			errs = append(errs, dir.Remove(name))
 		}
 	}
-	errs = append(errs, f.sweep(f.cdi, func(name string, _ time.Time) bool {
-		_, ok := wanted[name]
-		return strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") && !ok
-	}))
+	names, err := dir.List()
+	errs = append(errs, err)
+	for _, name := range names {
+		if _, ok := wanted[name]; !ok && strings.HasPrefix(name, cdiPrefix) && strings.HasSuffix(name, ".json") {
+			errs = append(errs, dir.Remove(name))
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		errs = append(errs, devicefiles.WriteSpec(dir, name, wanted[name]))
 	}

@@ -4,7 +4,6 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -274,29 +273,6 @@ func TestAskBesideRefresh(t *testing.T) {
 		default:
 			time.Sleep(time.Millisecond)
 		}
-	}
-}
-
-// TestForgetDevices checks that device-info files of unused devices are deleted only after the devices of pods are known.
-func TestForgetDevices(t *testing.T) {
-	l := prepareLab(t, twoPFs(t), twoPools)
-	d := l.openForTest()
-	path := filepath.Join(l.InfoDir, infoName(resourceOne, vf00))
-	before := time.Now().Add(-2 * maxUnlisted)
-	if err := errors.Join(os.MkdirAll(l.InfoDir, 0o755), os.WriteFile(path, []byte("{}"), 0o644),
-		os.Chtimes(path, before, before)); err != nil {
-		t.Fatal(err)
-	}
-	d.askPods(t.Context())
-	d.removeStaleInfo()
-	if _, err := os.Stat(path); err != nil {
-		t.Errorf("no kubelet was there: %v", err)
-	}
-	l.kubelet.start()
-	d.askPods(t.Context())
-	d.removeStaleInfo()
-	if _, err := os.Stat(path); !os.IsNotExist(err) {
-		t.Errorf("no pod has the device: %v", err)
 	}
 }
 

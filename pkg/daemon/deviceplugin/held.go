@@ -26,6 +26,8 @@ const (
 	settlingTime = 15 * time.Second
 	// maxUnlisted is the maximum time from the allocation of a device until the kubelet lists the device.
 	maxUnlisted = time.Minute
+	// sharedInterval is the minimum time between two shared requests to the kubelet: a tenth of the kubelet's rate limit.
+	sharedInterval = 100 * time.Millisecond
 )
 
 const checkpointName = "kubelet_internal_checkpoint"
@@ -60,12 +62,18 @@ func (d *daemon) askPod(ctx context.Context, q poddevices.Question) ([]poddevice
 	}
 }
 
-// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one request, because the kubelet limits the
-// request rate.
+// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one request, and a pause precedes the next one,
+// because the kubelet limits the request rate.
 func (d *daemon) learnOwners(ctx context.Context) {
-	if d.owners.beginCall(ctx) {
-		_, _ = d.listPods(ctx)
-		d.owners.endCall()
+	done := d.owners.DoChan("", func() (any, error) {
+		time.Sleep(time.Until(d.ownersAsked.Add(sharedInterval)))
+		d.ownersAsked = time.Now()
+		_, err := d.listPods(ctx)
+		return nil, err
+	})
+	select {
+	case <-done:
+	case <-ctx.Done():
 	}
 }
 

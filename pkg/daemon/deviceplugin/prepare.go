@@ -121,7 +121,9 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 		devices = append(devices, vf.Address)
 	}
 	err := d.changeDevices(devices, func() error {
-		if why := d.ownerOf(device); why != "" {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if why := d.ownerOf(device, true); why != "" {
 			return fmt.Errorf("PF %s: cannot create %d VFs, %w: the PF %s", pf, n, errInUse, why)
 		}
 		for _, vf := range vfs {
@@ -139,6 +141,8 @@ func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address,
 
 func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error {
 	err := d.changeDevices([]pci.Address{dev.Address}, func() error {
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		if why := d.whyInUse(dev.Device); why != "" {
 			return fmt.Errorf("%s: cannot change the driver from %s to %s, %w: the device %s", dev.Address, cmp.Or(dev.Driver, "none"), driver, errInUse,
 				why)
@@ -151,14 +155,9 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// whyInUse returns the reason why a device must not be changed. whyInUse returns "" if the device may be changed.
+// whyInUse returns the reason why a device must not be changed. whyInUse returns "" if the device may be changed. The caller holds d.mu.
 func (d *daemon) whyInUse(dev pci.Device) string {
-	if why := d.ownerOf(dev); why != "" {
-		return why
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.whyUplink(dev)
+	return cmp.Or(d.ownerOf(dev, true), d.whyUplink(dev))
 }
 
 // whyUplink returns an error text if a device is an uplink of the node, and "" otherwise.
@@ -171,21 +170,20 @@ func (d *daemon) whyUplink(dev pci.Device) string {
 	return ""
 }
 
-// ownerOf describes the pod, the claim or the network namespace that has a device. ownerOf returns "" if the device is free.
-func (d *daemon) ownerOf(dev pci.Device) string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// ownerOf describes the pod, the claim or the network namespace that has a device. ownerOf returns "" if the device is free. Unless claims is
+// true, ownerOf ignores claims. The caller holds d.mu.
+func (d *daemon) ownerOf(dev pci.Device, claims bool) string {
 	d.mergeUnlisted()
 	for _, h := range d.held {
 		switch {
 		case h.ID != dev.Address.String():
-		case h.Claim != nil:
-			return fmt.Sprintf("belongs to claim %s/%s", h.Claim.Namespace, h.Claim.Name)
-		default:
+		case !byClaim(h):
 			return "belongs to " + podText(h)
+		case claims:
+			return fmt.Sprintf("belongs to claim %s/%s", h.Claim.Namespace, h.Claim.Name)
 		}
 	}
-	if d.unreadClaims != nil {
+	if claims && d.unreadClaims != nil {
 		return fmt.Sprintf("may belong to a claim: %v", d.unreadClaims)
 	}
 	if d.isLeaked(dev) {

@@ -69,17 +69,10 @@ type registrar struct {
 }
 
 func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registrar {
-	r := &registrar{endpoint: e, kubelet: k, changed: changed, server: grpc.NewServer(serverBounds()...)}
+	r := &registrar{endpoint: e, kubelet: k, changed: changed, server: grpc.NewServer()}
 	pluginapi.RegisterDevicePluginServer(r.server, r)
 	registerapi.RegisterRegistrationServer(r.server, r)
 	return r
-}
-
-// serverBounds returns gRPC options that limit the memory and connections which a client can use. The limits suffice for the kubelet, which
-// sends only one request at a time, with some hundred bytes for each device.
-func serverBounds() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.MaxRecvMsgSize(1 << 20), grpc.MaxConcurrentStreams(64), grpc.MaxHeaderListSize(16 << 10),
-		grpc.ConnectionTimeout(10 * time.Second)}
 }
 
 // socketFolder returns the folder of the endpoint's socket.
@@ -90,7 +83,7 @@ func (r *registrar) socketFolder() string {
 // run() registers the endpoint until ctx is done. After an error, run() tries again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
-	removeStaleSockets(r.socketFolder(), r.resource)
+	probes.RemoveStale(filepath.Join(r.socketFolder(), socketPrefix(r.socketFolder(), r.resource)+"????????"+socketSuffix))
 	pause := firstPause
 	for ctx.Err() == nil {
 		kubelet, _ := probes.SocketAt(r.kubelet.registerSocket())
@@ -206,7 +199,7 @@ func (r *registrar) isLost() bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.known && r.streamCount() == 0 && time.Since(r.at) > watchTimeout
+	return r.known && r.streams.Load() == 0 && time.Since(r.at) > watchTimeout
 }
 
 func (r *registrar) listen() error {
@@ -293,11 +286,7 @@ func (r *registrar) setKnown(known bool) {
 // setLeaving stores whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again with
 // other options.
 func (r *registrar) setLeaving(leaving bool) {
-	r.endpoint.mu.Lock()
-	changed := r.leaving != leaving
-	r.leaving = leaving
-	r.endpoint.mu.Unlock()
-	if changed {
+	if r.leaving.Swap(leaving) != leaving {
 		r.setKnown(false)
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -309,14 +298,13 @@ func (r *registrar) setLeaving(leaving bool) {
 func (r *registrar) isReady() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.known && r.streamCount() > 0
+	return r.known && r.streams.Load() > 0
 }
 
 // dial() connects to a socket of the kubelet. The connection has no credentials, because the permissions of the folder protect the
 // kubelet's sockets.
 func dial(path string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<20)))
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", path, err)
 	}

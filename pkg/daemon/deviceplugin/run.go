@@ -169,7 +169,6 @@ func (d *daemon) eventLoop(ctx context.Context, configs <-chan struct{}, reload 
 	go d.prepareLoop(ctx, work)
 	notify(work)
 	d.askPods(ctx)
-	d.removeStaleInfo()
 	for {
 		notify(work)
 		var due <-chan time.Time

@@ -5,7 +5,6 @@ package deviceplugin
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -29,14 +28,4 @@ func socketPrefix(dir, resource string) string {
 		name = "podlace-" + hex.EncodeToString(sum[:6])
 	}
 	return name + "-"
-}
-
-// removeStaleSockets deletes those sockets of a resource that belong to killed instances of the daemon.
-func removeStaleSockets(dir, resource string) {
-	names, _ := filepath.Glob(filepath.Join(dir, socketPrefix(dir, resource)+"????????"+socketSuffix))
-	for _, path := range names {
-		if !probes.Answered(path) {
-			os.Remove(path)
-		}
-	}
 }

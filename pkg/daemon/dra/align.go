@@ -33,7 +33,7 @@ func (c *collector) countAlignment(ctx context.Context, now time.Time) {
 	var cpus map[string][]int64
 	counted := map[countedVF]bool{}
 	for _, h := range held {
-		key := countedVF{h.Address, h.ContainerID}
+		key := countedVF{h.Address, h.Owner.ContainerID}
 		if h.Claim == nil || h.Since.Before(c.began) || now.Sub(h.Since) < alignAfter {
 			continue
 		}

@@ -113,31 +113,3 @@ func (d *Driver) removeCDI(uid string) error {
 	}
 	return nil
 }
-
-// sweepCDI deletes the CDI specifications of claims that have no record.
-func (d *Driver) sweepCDI() error {
-	if d.options.CDI == "" {
-		return nil
-	}
-	paths, err := filepath.Glob(filepath.Join(d.options.CDI, cdiFile("*")))
-	errs := []error{err}
-	for _, path := range paths {
-		uid := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), claim.Driver+"-"), ".json")
-		errs = append(errs, d.sweepOne(uid))
-	}
-	return errors.Join(errs...)
-}
-
-// sweepOne deletes the CDI specification of a claim that has no record. sweepOne does not delete the file while the claim is being
-// prepared.
-func (d *Driver) sweepOne(uid string) error {
-	l, err := d.lockClaim(uid)
-	if err != nil {
-		return err
-	}
-	defer l.unlock()
-	if _, err := claim.Read(d.options.Claims, uid); !errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return d.removeCDI(uid)
-}

@@ -49,7 +49,6 @@ type collector struct {
 func (d *Driver) collectLoop(ctx context.Context) {
 	c := &collector{Driver: d, began: time.Now().Truncate(time.Second)}
 	defer c.count.unattached.Set(0)
-	c.reportError("", d.sweepCDI())
 	c.rebuild(ctx)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	defer rebuild.Stop()

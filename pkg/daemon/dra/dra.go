@@ -103,20 +103,9 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run waits for the first inventory. Then Run serves the kubelet and publishes devices until ctx is done. Run retries after an error, for
+// Run serves the kubelet and publishes devices until ctx is done. Update must have been called before. Run retries after an error, for
 // example if the API server is unreachable.
 func (d *Driver) Run(ctx context.Context) {
-	for {
-		i, news := d.watchInventory()
-		if i.Snapshot != nil {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-news:
-		}
-	}
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop) })

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/claim"
@@ -27,7 +28,7 @@ func TestFailureClockJump(t *testing.T) {
 	first, _ := findInSlices(t, d.publishedSlices(), DeviceName(dev.Address))
 	future := metav1.NewTime(d.now.Add(24 * time.Hour))
 	first.Taints[0].TimeAdded = &future
-	d.former = formerDevices([]resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{first}}}})
+	d.former = devicesByName([]resourceslice.Slice{{Devices: []resourceapi.Device{first}}})
 	if got, _ := findInSlices(t, d.publishedSlices(), DeviceName(dev.Address)); len(got.Taints) != 1 ||
 		!got.Taints[0].TimeAdded.Equal(&future) {
 		t.Errorf("%+v", got.Taints)

@@ -3,10 +3,9 @@
 package dra
 
 import (
-	"slices"
+	"cmp"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // recoverDriver writes to the claim's record which driver the device had before the claim. recoverDriver does so only if the record was
@@ -29,31 +28,8 @@ func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	p.record.Bound = append(p.record.Bound, claim.Binding{ID: dev.Address.String(), Driver: dev.driver, Former: former})
 }
 
-// formerDriver returns the driver that a device had before its claim. formerDriver returns "" if this driver is unknown. The kernel does
-// not store this driver, so formerDriver tries three sources. The sources are, in this order: the driver of the resource, the driver of the
-// device's last interface, and the common driver of all free VFs of the PF.
-func (d *Driver) formerDriver(dev plannedDevice) (driver string) {
-	if dev.restoreTo != "" {
-		return dev.restoreTo
-	}
-	i := d.latestInventory()
-	if last, ok := i.Last[dev.Address]; ok && last.Driver != "" {
-		return last.Driver
-	}
-	records, err := d.records.List()
-	if err != nil {
-		return ""
-	}
-	for _, vf := range i.Snapshot.VFs(dev.PF) {
-		id := vf.Address.String()
-		claimed := slices.ContainsFunc(records, func(r claim.Record) bool { return r.Has(id) })
-		switch {
-		case vf.Address == dev.Address, claimed, i.Held[id] != "", vf.Driver == "", sriov.Userspace(vf.Driver):
-		case driver != "" && driver != vf.Driver:
-			return ""
-		default:
-			driver = vf.Driver
-		}
-	}
-	return driver
+// formerDriver returns the driver that a device had before its claim, or "" if it is unknown. The kernel does not store it: it is the driver
+// of the resource, or the driver with which the device last had an interface.
+func (d *Driver) formerDriver(dev plannedDevice) string {
+	return cmp.Or(dev.restoreTo, d.latestInventory().Last[dev.Address].Driver)
 }

@@ -24,10 +24,9 @@ import (
 
 // claimPlan describes what Prepare does for one claim.
 type claimPlan struct {
-	record   claim.Record    // with state Preparing
-	devices  []plannedDevice // in the order of the record
-	lost     bool            // the claim was prepared earlier and its record is lost
-	reserved bool            // the record was written
+	record  claim.Record    // with state Preparing
+	devices []plannedDevice // in the order of the record
+	lost    bool            // the claim was prepared earlier and its record is lost
 }
 
 // plannedDevice is a device in a plan.

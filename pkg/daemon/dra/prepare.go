@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -123,11 +122,8 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, lost
 	if err := d.writeCDI(p); err != nil {
 		return nil, err
 	}
-	if p.reserved {
-		before = nil // the file has the state Preparing now
-	}
 	p.record.State = claim.Prepared
-	if err := d.writeRecord(p.record, before); err != nil {
+	if err := claim.Write(d.options.Claims, p.record); err != nil {
 		return nil, err
 	}
 	d.recordsChanged()
@@ -147,19 +143,6 @@ func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 		return nil, nil
 	}
 	return &r, err
-}
-
-// writeRecord writes a record if it differs from the existing record of the claim.
-func (d *Driver) writeRecord(r claim.Record, before *claim.Record) error {
-	if before != nil {
-		r.Time = before.Time
-		was := *before
-		was.Writer, was.Format = r.Writer, r.Format
-		if reflect.DeepEqual(was, r) {
-			return nil
-		}
-	}
-	return claim.Write(d.options.Claims, r)
 }
 
 // reserve() reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
@@ -300,7 +283,6 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	if err := claim.Write(d.options.Claims, p.record); err != nil {
 		return err
 	}
-	p.reserved = true
 	fault.Step("bind the devices of claim", p.devices[0].UID)
 	for i := range p.devices {
 		if p.devices[i].mustBind() {

@@ -38,7 +38,6 @@ const (
 	requestTimeout = 30 * time.Second
 	firstRetry     = time.Second
 	lastRetry      = time.Minute
-	jitter         = 0.3
 )
 
 // The type publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired
@@ -72,7 +71,7 @@ func newPublisher(d *Driver) *publisher {
 // publish() may be called more than once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
-	for backoff := (wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: jitter, Steps: 10, Cap: lastRetry}); ctx.Err() == nil; {
+	for backoff := (wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.3, Steps: 10, Cap: lastRetry}); ctx.Err() == nil; {
 		_ = p.run(ctx) // noteResult has logged the error
 		select {
 		case <-ctx.Done():
@@ -143,12 +142,7 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	now := time.Now()
 	r := desiredState{Inventory: i, node: p.options.Node, records: p.records, former: p.former, now: now,
 		sliceFeatures: p.currentFeatures(now)}.driverResources()
-	p.former = map[string]resourceapi.Device{}
-	for _, s := range r.Pools[p.options.Node].Slices {
-		for _, dev := range s.Devices {
-			p.former[dev.Name] = dev
-		}
-	}
+	p.former = devicesByName(r.Pools[p.options.Node].Slices)
 	return r
 }
 
@@ -175,11 +169,11 @@ func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semant
 // reset() deletes the state that an earlier call of run() has stored in the publisher. After reset(), the publisher knows only the slices
 // that are stored in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
-	p.former = formerDevices(stored)
 	var out []resourceslice.Slice
 	for _, s := range stored {
 		out = append(out, resourceslice.Slice{Devices: s.Spec.Devices, SharedCounters: s.Spec.SharedCounters})
 	}
+	p.former = devicesByName(out)
 	p.locked(func() {
 		p.refused = nil
 		p.accepted = &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.options.Node: {Slices: out}}}

@@ -51,9 +51,6 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 // server without some features stores only a part of this content.
 func (d *Driver) Published() map[string]poddevices.Published {
 	i := d.latestInventory()
-	if i.Snapshot == nil { // before the first Update
-		return nil
-	}
 	records, err := d.records.List()
 	if err != nil {
 		d.options.Log.Warn("cannot read records of claims: their devices may be shown as not published", "error", err)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -164,15 +163,6 @@ func (d *Driver) Ready() string {
 // removeStaleSockets deletes the sockets of killed instances of the driver.
 func (d *Driver) removeStaleSockets() {
 	registry, data := d.options.socketFolders()
-	for _, pattern := range []string{filepath.Join(registry, claim.Driver+"-*-reg.sock"), filepath.Join(data, "dra-*.sock")} {
-		paths, _ := filepath.Glob(pattern)
-		for _, path := range paths {
-			if probes.Answered(path) {
-				continue
-			}
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				d.options.Log.Warn("could not delete a stale socket", "socket", path, "error", err)
-			}
-		}
-	}
+	probes.RemoveStale(filepath.Join(registry, claim.Driver+"-*-reg.sock"))
+	probes.RemoveStale(filepath.Join(data, "dra-*.sock"))
 }

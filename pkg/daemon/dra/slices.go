@@ -212,11 +212,11 @@ func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	return out
 }
 
-// formerDevices returns the devices of the stored slices. The key of the map is the name of the device.
-func formerDevices(stored []resourceapi.ResourceSlice) map[string]resourceapi.Device {
+// devicesByName returns the devices of slices by their names.
+func devicesByName(list []resourceslice.Slice) map[string]resourceapi.Device {
 	out := map[string]resourceapi.Device{}
-	for _, s := range stored {
-		for _, dev := range s.Spec.Devices {
+	for _, s := range list {
+		for _, dev := range s.Devices {
 			out[dev.Name] = dev
 		}
 	}

@@ -97,7 +97,10 @@ func (w *statusWriter) writeAll(ctx context.Context) (wait time.Duration) {
 	wait = statusForbidden
 	for _, r := range records {
 		uid := r.Claim().UID
-		if ctx.Err() == nil && r.State != claim.Damaged && time.Now().After(w.next[uid]) {
+		if ctx.Err() != nil || r.State == claim.Damaged {
+			continue
+		}
+		if time.Now().After(w.next[uid]) {
 			w.noteWrite(r, w.writeOne(ctx, r, held))
 		}
 		if next, ok := w.next[uid]; ok {

@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -49,12 +50,7 @@ func taint(key, value, effect string) []resourceapi.DeviceTaint {
 
 // repels() reports whether the taints keep new pods away from the device.
 func repels(taints []resourceapi.DeviceTaint) bool {
-	for _, t := range taints {
-		if t.Effect != resourceapi.DeviceTaintEffectNone {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
 }
 
 // labelValue converts a text to a valid label value.

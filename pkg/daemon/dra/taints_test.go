@@ -11,6 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/claim"
@@ -82,7 +83,7 @@ func TestTimeAdded(t *testing.T) {
 	stored := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{*first.DeepCopy()}}}
 	since := metav1.NewTime(d.now.Add(-time.Hour))
 	stored.Spec.Devices[0].Taints[0].TimeAdded = &since
-	d.former = formerDevices([]resourceapi.ResourceSlice{{}, stored})
+	d.former = devicesByName([]resourceslice.Slice{{}, {Devices: stored.Spec.Devices}})
 	for _, c := range []struct {
 		what   string
 		change func(*desiredState)

@@ -125,8 +125,6 @@ func (d *Driver) restoreDriver(ctx context.Context, b claim.Binding) error {
 		return err
 	case now.Driver == b.Former:
 		return nil
-	case b.Former == "":
-		return pci.Unbind(ctx, d.options.Sysfs, a)
 	}
 	return pci.Bind(ctx, d.options.Sysfs, a, b.Former)
 }

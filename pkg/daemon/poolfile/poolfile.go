@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package poolfile reads the configuration file of the device plugin for the commands that only look at it.
+// Package poolfile reads the configuration file of the device plugin, and what the selection of devices needs to know of the node, for the
+// commands that only look at them.
 package poolfile
 
 import (
@@ -8,6 +9,7 @@ import (
 	"regexp"
 
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -40,4 +42,15 @@ func Read(s pool.Source) (*pool.Config, error) {
 		}
 	}
 	return nil, fmt.Errorf("read the configuration of the device plugin (--config-file): %w", err)
+}
+
+// Env returns what the kernel knows about the node.
+func Env() (env pool.Env, err error) {
+	host, err := kernel.Host()
+	if err != nil {
+		return env, err
+	}
+	defer host.Close()
+	env.DefaultRoute, err = host.Uplinks()
+	return env, err
 }

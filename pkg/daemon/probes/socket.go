@@ -49,14 +49,7 @@ func SocketAt(path string) (id SocketID, ok bool) {
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
 		return SocketID{}, false
 	}
-	return statSocket(info)
-}
-
-func statSocket(info fs.FileInfo) (id SocketID, ok bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return SocketID{}, false
-	}
+	st := info.Sys().(*syscall.Stat_t)
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
@@ -133,6 +126,16 @@ func Answered(path string) bool {
 	}
 	conn.Close()
 	return true
+}
+
+// RemoveStale deletes the sockets that match a pattern and that no process serves, such as those of killed instances.
+func RemoveStale(pattern string) {
+	paths, _ := filepath.Glob(pattern)
+	for _, path := range paths {
+		if !Answered(path) {
+			os.Remove(path)
+		}
+	}
 }
 
 // Listen creates a unix socket that only root can use. The socket file gets its final path only when the socket accepts connections. Until
