@@ -221,8 +221,8 @@ sim-dra: ## simulate DRA in a cluster of 5,000 nodes with the scheduler's own al
 	@go run -C integration/dra-sim . $(ARGS)
 
 .PHONY: picture
-picture: ## draw the pictures of docs/ from their sources, docs/*.dot, with colours for light and dark pages (needs Graphviz)
-	@for p in docs/*.dot; do dot -Tsvg $$p | sed -e '/xmlns:xlink/r docs/dark.css' > $${p%.dot}.svg; done
+picture: build ## draw the pictures of docs/: diagrams (needs Graphviz) and stills of a terminal from real runs; ARGS=diagrams, ARGS=stills
+	@scripts/pictures.sh $(ARGS)
 
 # The site has no files of other projects, and needs no server: open build/site/index.html.
 .PHONY: site
@@ -234,7 +234,7 @@ site: $(CACHE)/tools/hugo-$(HUGO) ## write the documents as a static site into b
 CHROMIUM ?= $(firstword $(foreach p,chromium-headless-shell chromium google-chrome,$(shell command -v $p)))
 
 .PHONY: site-check
-site-check: site ## look at each page of the site in a headless browser, as wide as a phone and as a desk (needs Chromium)
+site-check: site ## look at each page of the site in a headless browser, as wide as a phone, a tablet and a desk, and search (needs Chromium)
 	@test -n '$(CHROMIUM)' || { echo "site-check: no Chromium in PATH: install chromium-headless-shell, or set CHROMIUM" >&2; exit 1; }
 	@SITE='$(CURDIR)/build/site' CHROMIUM='$(CHROMIUM)' go test -count=1 -run '^TestSiteInBrowser$$' ./integration/docs
 

@@ -7,11 +7,10 @@ import (
 	"strings"
 )
 
-// Sizes of the picture in pixels.
+// Sizes of the picture in pixels. A phone shows it at nearly this width.
 const (
-	pictureWidth = 720
-	barLeft      = 150
-	barRoom      = 400 // of the longest bar; the rest is for its text
+	pictureWidth = 400
+	barRoom      = 230 // of the longest bar; the rest is for its text
 	barHeight    = 15
 	groupSpace   = 12
 )
@@ -36,15 +35,17 @@ func (r *report) picture() string {
 	var bars strings.Builder
 	y := 0
 	for _, row := range rows {
-		fmt.Fprintf(&bars, "<text x=\"0\" y=\"%d\">%s: %s</text>\n", y+barHeight-3, row.Chain, row.Verb)
+		fmt.Fprintf(&bars, "<text x=\"0\" y=\"%d\" style=\"font-weight: bold\">%s: %s</text>\n", y+barHeight-3, row.Chain, row.Verb)
+		y += barHeight + 3
 		for _, side := range []struct{ class, name string }{{sidePod, sidePod}, {sideOurs, "chain"}, {sideReference, "reference plugins"}} {
 			width := barRoom * row.Sides[side.class].P50 / longest
-			fmt.Fprintf(&bars, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text x=\"%.1f\" y=\"%d\">%.0f ms, %s</text>\n",
-				side.class, barLeft, y, width, barHeight-2, barLeft+width+5, y+barHeight-3, row.Sides[side.class].P50, side.name)
+			fmt.Fprintf(&bars, "<rect class=\"%s\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text x=\"%.1f\" y=\"%d\">%.0f ms, %s</text>\n",
+				side.class, y, width, barHeight-2, width+5, y+barHeight-3, row.Sides[side.class].P50, side.name)
 			y += barHeight
 		}
 		y += groupSpace
 	}
-	return fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" role=\"img\">\n%s\n%s</svg>\n",
-		pictureWidth, y-groupSpace, pictureStyle, bars.String())
+	y -= groupSpace
+	const frame = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img">` + "\n%s\n%s</svg>\n"
+	return fmt.Sprintf(frame, pictureWidth, y, pictureStyle, bars.String())
 }

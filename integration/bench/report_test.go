@@ -122,7 +122,7 @@ func TestPicture(t *testing.T) {
 	for _, b := range image.Bars {
 		widths[b.Class] = b.Width
 	}
-	if diff := cmp.Diff(map[string]float64{sidePod: 24, sideOurs: 48, sideReference: barRoom}, widths); diff != "" {
+	if diff := cmp.Diff(map[string]float64{sidePod: 13.8, sideOurs: 27.6, sideReference: barRoom}, widths); diff != "" {
 		t.Errorf("bars (-want +got):\n%s", diff)
 	}
 	want := []string{"hostPort, limits: DEL", "6 ms, podlace-pod", "12 ms, chain", "100 ms, reference plugins"}

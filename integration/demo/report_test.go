@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -69,9 +70,10 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestReadmeShowsTheScript: the rows that README.md shows are steps of the script, with the same wanted values.
-func TestReadmeShowsTheScript(t *testing.T) {
-	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+// TestPictureShowsTheScript: the rows in the picture of the demo are steps of the script, with the same wanted values.
+func TestPictureShowsTheScript(t *testing.T) {
+	const redraw = "run 'make picture ARGS=stills'"
+	picture, err := os.ReadFile(filepath.Join("..", "..", "docs", "demo.svg"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,18 +81,19 @@ func TestReadmeShowsTheScript(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, shown, _ := strings.Cut(string(readme), "make demo\n```")
-	_, shown, _ = strings.Cut(shown, "```text\n")
-	shown, _, ok := strings.Cut(shown, "\n\n")
-	if !ok || strings.Count(shown, "\n") < 2 {
-		t.Fatalf("README.md shows no rows of the demo:\n%s", shown)
+	plain := regexp.MustCompile(`<[^>]*>`).ReplaceAllString(strings.ReplaceAll(string(picture), "\u00a0", " "), "")
+	_, rows, _ := strings.Cut(plain, "\nstep ")
+	_, rows, _ = strings.Cut(rows, "\n")
+	rows = regexp.MustCompile(`\n\d+ ok,`).Split(rows, 2)[0]
+	if strings.Count(rows, "\n") < 8 {
+		t.Fatalf("docs/demo.svg shows no rows of the demo: %s\n%s", redraw, plain)
 	}
-	for line := range strings.Lines(shown) {
+	for line := range strings.Lines(rows) {
 		if !slices.ContainsFunc(script(pluginTypes(c.List)), func(s step) bool {
 			rest, found := strings.CutPrefix(line, s.name)
 			return found && strings.HasPrefix(strings.TrimSpace(rest), s.want)
 		}) {
-			t.Errorf("README.md: the demo has no step %q", line)
+			t.Errorf("docs/demo.svg: the demo has no step %q: %s", line, redraw)
 		}
 	}
 }

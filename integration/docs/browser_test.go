@@ -3,86 +3,105 @@
 package docs
 
 import (
-	"bytes"
+	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/net/html"
 )
 
-// browserProbe is a script that measures a page in the browser and stores the results in attributes of the html element. The script
-// measures the width of the page. The script also lists pictures that did not load, and elements that are too wide and have no scroll bar.
-const browserProbe = `<script>addEventListener("load", () => {
-  const d = document.documentElement, scrolls = e => e && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
-  d.dataset.width = d.scrollWidth;
-  d.dataset.wide = [...document.querySelectorAll("main *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e))
-    .slice(0, 3).map(e => e.tagName + " " + e.textContent.slice(0, 40)).join("; ");
-  d.dataset.broken = [...document.images].filter(i => !i.naturalWidth).map(i => i.src).join(" ");
-  d.dataset.pictures = document.images.length;
-})</script></body>`
+// probeScript runs in a page that has a frame for each page of the site and each width. Once all frames have loaded, it stores what it
+// measures in an attribute of the html element: the width of each page, its pictures that did not load, elements that are too wide and have
+// no scroll bar, and the links that a search has found.
+const probeScript = `<script>addEventListener("load", () => {
+  document.documentElement.dataset.measured = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
+    const d = frame.contentDocument, style = frame.contentWindow.getComputedStyle;
+    const scrolls = e => e && (/auto|scroll/.test(style(e).overflowX) || scrolls(e.parentElement));
+    return {
+      width: d.documentElement.scrollWidth,
+      wide: [...d.querySelectorAll("main *")].filter(e => e.getBoundingClientRect().right > frame.width + 1 && !scrolls(e))
+        .slice(0, 3).map(e => e.tagName + " " + e.textContent.slice(0, 40)),
+      broken: [...d.images].filter(i => !i.naturalWidth).map(i => i.src),
+      found: [...d.querySelectorAll("#found a")].map(a => a.getAttribute("href")),
+    };
+  }));
+})</script>`
 
-// TestSiteInBrowser opens each page with the window width of a phone and of a desktop. No page may be wider than the window, and all
-// pictures must load.
+type measuredPage struct {
+	Width               int
+	Wide, Broken, Found []string
+}
+
+// TestSiteInBrowser opens each page as wide as a phone, a tablet and a desktop. No page may be wider than its window, and all pictures must
+// load. A search must find a heading.
 func TestSiteInBrowser(t *testing.T) {
 	dir, browser := siteFolder(t), os.Getenv("CHROMIUM")
 	if browser == "" {
 		t.Skip("SKIPPED: CHROMIUM is not set: run 'make site-check'")
 	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		data, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(r.URL.Path)))
-		if err != nil {
-			http.NotFound(w, r)
-			return
+	type window struct {
+		page  string
+		width int
+	}
+	const asked, want = "docs/README.html?q=supported+kernels", "../docs/INSTALL.html#supported-kernels"
+	windows := []window{{asked, 390}}
+	for name, p := range sitePages(t, dir) {
+		if p.moved == "" {
+			windows = append(windows, window{name, 390}, window{name, 768}, window{name, 1440})
 		}
-		w.Header().Set("Content-Type", map[string]string{".css": "text/css", ".svg": "image/svg+xml"}[filepath.Ext(r.URL.Path)])
-		if filepath.Ext(r.URL.Path) == ".html" {
-			w.Header().Set("Content-Type", "text/html")
-			data = bytes.Replace(data, []byte("</body>"), []byte(browserProbe), 1)
+	}
+	var frames strings.Builder
+	for _, w := range windows {
+		fmt.Fprintf(&frames, "<iframe src=\"/%s\" width=\"%d\" height=\"844\" style=\"border: 0\"></iframe>\n", w.page, w.width)
+	}
+	measured := loadInBrowser(t, browser, dir, frames.String())
+	if len(measured) != len(windows) {
+		t.Fatalf("%d of %d pages were measured", len(measured), len(windows))
+	}
+	for i, w := range windows {
+		if m := measured[i]; m.Width > w.width || len(m.Wide)+len(m.Broken) > 0 {
+			t.Errorf("%s is %d pixels wide in a window of %d: too wide: %q; pictures that do not load: %q", w.page, m.Width, w.width, m.Wide, m.Broken)
 		}
-		_, _ = w.Write(data)
-	}))
-	defer server.Close()
-	for _, name := range slices.Sorted(maps.Keys(sitePages(t, dir))) {
-		for _, width := range []int{390, 1280} {
-			t.Run(fmt.Sprintf("%s at %d", name, width), func(t *testing.T) {
-				found := loadInBrowser(t, browser, server.URL+"/"+name, width)
-				if got, err := strconv.Atoi(found["data-width"]); err != nil || got > width || found["data-wide"] != "" {
-					t.Errorf("the page is %q pixels wide: %q", found["data-width"], found["data-wide"])
-				}
-				if found["data-broken"] != "" {
-					t.Errorf("pictures that do not load: %s", found["data-broken"])
-				}
-			})
-		}
+	}
+	if !slices.Contains(measured[0].Found, want) {
+		t.Errorf("%s finds %q: want %s", asked, measured[0].Found, want)
 	}
 }
 
-// loadInBrowser loads a page in a headless Chromium and returns the attributes of the page's html element.
-func loadInBrowser(t *testing.T, browser, url string, width int) map[string]string {
+// loadInBrowser serves the site and a page with the frames, and returns what a headless Chromium measures in each frame.
+func loadInBrowser(t *testing.T, browser, dir, frames string) (measured []measuredPage) {
 	t.Helper()
-	out, err := exec.Command(browser, "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--user-data-dir="+t.TempDir(),
-		fmt.Sprintf("--window-size=%d,844", width), "--dump-dom", url).Output()
+	site := http.NewServeMux()
+	site.Handle("/", http.FileServer(http.Dir(dir)))
+	site.HandleFunc("/probe", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprint(w, "<!DOCTYPE html><html><body>", frames, probeScript, "</body></html>")
+	})
+	server := httptest.NewServer(site)
+	defer server.Close()
+	out, err := exec.Command(browser, "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--user-data-dir="+t.TempDir(), "--dump-dom",
+		server.URL+"/probe").Output()
 	if err != nil {
-		t.Fatalf("%s %s: %v", browser, url, err)
+		t.Fatalf("%s: %v", browser, err)
 	}
 	root, err := html.Parse(strings.NewReader(string(out)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]string{}
 	for n := root.FirstChild; n != nil; n = n.NextSibling {
 		for _, a := range n.Attr {
-			found[a.Key] = a.Val
+			if a.Key == "data-measured" {
+				if err := json.Unmarshal([]byte(a.Val), &measured); err != nil {
+					t.Fatalf("%v in %s", err, a.Val)
+				}
+			}
 		}
 	}
-	return found
+	return measured
 }

@@ -23,7 +23,8 @@ type sitePage struct {
 	menu            []string // links of the navigation
 	ids             map[string]bool
 	title           string
-	viewport        bool // without it phones show the page as on a desk, but smaller
+	viewport        bool   // without it phones show the page as on a desk, but smaller
+	moved           string // where the page at an old address leads
 }
 
 // siteFolder returns the folder that `make site` wrote. If the folder does not exist, siteFolder skips the test.
@@ -80,6 +81,9 @@ func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 		p.pictures = append(p.pictures, attributes["src"])
 	case "meta":
 		p.viewport = p.viewport || attributes["name"] == "viewport"
+		if _, url, refresh := strings.Cut(attributes["content"], "url="); refresh {
+			p.moved = url
+		}
 	case "title":
 		if n.FirstChild != nil {
 			p.title = n.FirstChild.Data
@@ -91,7 +95,7 @@ func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 }
 
 // TestSite checks that each document has a page, and that the menu of each page has links to all pages. The target of every link and every
-// picture must exist.
+// picture must exist. A page at an old address only leads to the new one.
 func TestSite(t *testing.T) {
 	dir := siteFolder(t)
 	pages := sitePages(t, dir)
@@ -101,6 +105,10 @@ func TestSite(t *testing.T) {
 		}
 	}
 	for name, p := range pages {
+		if p.moved != "" {
+			checkSiteLink(t, pages, name, p.moved)
+			continue
+		}
 		if !p.viewport || p.title == "" {
 			t.Errorf("%s: viewport %v, title %q: correct the templates in docs/site", name, p.viewport, p.title)
 		}
@@ -108,8 +116,8 @@ func TestSite(t *testing.T) {
 		for _, link := range p.menu {
 			inMenu[path.Join(path.Dir(name), link)] = true
 		}
-		for other := range pages {
-			if !inMenu[other] {
+		for other, p := range pages {
+			if !inMenu[other] && p.moved == "" {
 				t.Errorf("%s: the menu lacks %s: add it to pages in docs/site/hugo.toml", name, other)
 			}
 		}
@@ -158,7 +166,7 @@ func checkSiteLink(t *testing.T, pages map[string]*sitePage, name, link string) 
 		target = path.Join(path.Dir(name), u.Path)
 	}
 	switch p := pages[target]; {
-	case p == nil:
+	case p == nil || p.moved != "":
 		t.Errorf("%s: the link to %s leads to no page: correct it in the document", name, link)
 	case u.Fragment != "" && !p.ids[u.Fragment]:
 		t.Errorf("%s: the link to %s leads to a heading that does not exist: correct it in the document", name, link)
