@@ -23,8 +23,7 @@ type sitePage struct {
 	menu            []string // links of the navigation
 	ids             map[string]bool
 	title           string
-	viewport        bool   // without it phones show the page as on a desk, but smaller
-	moved           string // where the page at an old address leads
+	viewport        bool // without it phones show the page as on a desk, but smaller
 }
 
 // siteFolder returns the folder that `make site` wrote. If the folder does not exist, siteFolder skips the test.
@@ -81,9 +80,6 @@ func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 		p.pictures = append(p.pictures, attributes["src"])
 	case "meta":
 		p.viewport = p.viewport || attributes["name"] == "viewport"
-		if _, url, refresh := strings.Cut(attributes["content"], "url="); refresh {
-			p.moved = url
-		}
 	case "title":
 		if n.FirstChild != nil {
 			p.title = n.FirstChild.Data
@@ -95,7 +91,7 @@ func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 }
 
 // TestSite checks that each document has a page, and that the menu of each page has links to all pages. The target of every link and every
-// picture must exist. A page at an old address only leads to the new one.
+// picture must exist.
 func TestSite(t *testing.T) {
 	dir := siteFolder(t)
 	pages := sitePages(t, dir)
@@ -105,10 +101,6 @@ func TestSite(t *testing.T) {
 		}
 	}
 	for name, p := range pages {
-		if p.moved != "" {
-			checkSiteLink(t, pages, name, p.moved)
-			continue
-		}
 		if !p.viewport || p.title == "" {
 			t.Errorf("%s: viewport %v, title %q: correct the templates in docs/site", name, p.viewport, p.title)
 		}
@@ -116,8 +108,8 @@ func TestSite(t *testing.T) {
 		for _, link := range p.menu {
 			inMenu[path.Join(path.Dir(name), link)] = true
 		}
-		for other, p := range pages {
-			if !inMenu[other] && p.moved == "" {
+		for other := range pages {
+			if !inMenu[other] {
 				t.Errorf("%s: the menu lacks %s: add it to pages in docs/site/hugo.toml", name, other)
 			}
 		}
@@ -166,7 +158,7 @@ func checkSiteLink(t *testing.T, pages map[string]*sitePage, name, link string) 
 		target = path.Join(path.Dir(name), u.Path)
 	}
 	switch p := pages[target]; {
-	case p == nil || p.moved != "":
+	case p == nil:
 		t.Errorf("%s: the link to %s leads to no page: correct it in the document", name, link)
 	case u.Fragment != "" && !p.ids[u.Fragment]:
 		t.Errorf("%s: the link to %s leads to a heading that does not exist: correct it in the document", name, link)
