@@ -128,7 +128,8 @@ func wrapText(text, indent string, width int) string {
 //go:embed explain.tsv
 var explainTable string
 
-// codeTable has the checks of doctor and the codes of findings in the same form, with a command in place of the document. It is kept by hand.
+// codeTable has the checks of doctor and the codes of findings in the same form, with a command in place of the document. It is kept by
+// hand.
 //
 //go:embed codes.tsv
 var codeTable string

@@ -137,9 +137,9 @@ func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	return on
 }
 
-// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes, and checks who sees which address, as in
-// conf/README.md. Pods of the other node must see the sender's own address, because Kubernetes' network model and its NoSNAT test require
-// this.
+// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes, and checks who sees which address,
+// as in conf/README.md. Pods of the other node must see the sender's own address, because Kubernetes' network model and its NoSNAT test
+// require this.
 func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-kubernetes.conflist", []string{"10.244.1.0/24", "fd00:10:244:1::/64"},
 		[]string{"10.244.2.0/24", "fd00:10:244:2::/64"}))

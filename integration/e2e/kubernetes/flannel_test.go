@@ -127,8 +127,8 @@ func (c *testCluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documentedBlocks returns the code blocks of one language in a section of a document. documentedBlocks fails the test unless the section has
-// the wanted number of blocks.
+// documentedBlocks returns the code blocks of one language in a section of a document. documentedBlocks fails the test unless the section
+// has the wanted number of blocks.
 func documentedBlocks(t *testing.T, document, heading, lang string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", document))
