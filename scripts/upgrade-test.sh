@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 [ -e .git ] || die "this tree has no git history, so no earlier commit can be built: run make upgrade in a clone"
 unshallow=
 [ "$(git rev-parse --is-shallow-repository)" = false ] || unshallow=": the clone is shallow, run git fetch --unshallow"
-first=1b4657825da27b738c2211f25fbae0dad5c40dab # from here on, newer programs read and delete what older ones wrote
+first=7b5c8c6f838a92ae55537910eafaeac96762ddab # from here on, newer programs read and delete what older ones wrote
 from=${FROM:-$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || echo "$first")}
 from=$(git rev-parse --verify --quiet "$from^{commit}") || die "no commit $from$unshallow"
 
