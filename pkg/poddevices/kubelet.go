@@ -18,8 +18,8 @@ import (
 // starts faster.
 const Program = "podlace-podresources"
 
-// killAfter is the time after its deadline in which the program must write its answer.
-const killAfter = 500 * time.Millisecond
+// killAfter is the time beyond its deadline in which the program must start and write its answer, also on a busy node.
+const killAfter = 3 * time.Second
 
 // KubeletQuestion is what the program reads from standard input. It writes an Answer to standard output.
 type KubeletQuestion struct {
