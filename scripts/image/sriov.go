@@ -17,13 +17,14 @@ import (
 
 	"github.com/podlace/podlace/pkg/daemon/claimcheck"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 )
 
 // sriovConfig is a configuration of the SR-IOV device plugin, and what the manifest derives from it.
 type sriovConfig struct {
 	text, classes string   // config.json and its DeviceClasses, "" without a resource of the API "dra"
 	resources     []string // with prefix, for the conflist
-	split         string   // a resource with splitByNuma, or ""
+	split         []string // resources with splitByNuma
 	needs         string   // a key that needs write access to sysfs, or ""
 }
 
@@ -33,7 +34,12 @@ func readSRIOVConfig(file string) (*sriovConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := pool.Parse(pool.Source{File: file, Prefix: "intel.com"}, text)
+	source := pool.Source{File: file, Prefix: poolfile.DefaultPrefix}
+	if _, err := pool.Parse(source, text); err != nil { // compares the entries of any one node
+		return nil, err
+	}
+	source.AllHosts = true
+	config, err := pool.Parse(source, text)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +49,7 @@ func readSRIOVConfig(file string) (*sriovConfig, error) {
 			c.resources = append(c.resources, r.FullName())
 		}
 		if r.SplitByNUMA {
-			c.split = r.FullName()
+			c.split = append(c.split, r.FullName())
 		}
 		if r.Driver != "" {
 			c.needs = "driver"
@@ -59,14 +65,9 @@ func readSRIOVConfig(file string) (*sriovConfig, error) {
 	if len(c.resources) == 0 {
 		return nil, fmt.Errorf("%s: resourceList: want at least one resource", file)
 	}
-	if !config.AnyDRA {
-		return c, nil
+	if c.classes, err = claimcheck.Classes(config); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	var classes, said bytes.Buffer
-	if status, _ := claimcheck.Run([]string{"classes", "--config-file", file}, nil, &classes, &said); status != 0 {
-		return nil, errors.New(strings.TrimSpace(said.String()))
-	}
-	c.classes = classes.String()
 	return c, nil
 }
 
@@ -88,10 +89,11 @@ func (c *sriovConfig) check(components []string) error {
 
 // note returns what the user must still do by hand, or "".
 func (c *sriovConfig) note() string {
-	if c == nil || c.split == "" {
+	if c == nil || len(c.split) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("note: %s has splitByNuma: add the names of its parts, such as %[1]s_numa0, to \"resources\" of podlace-sriov", c.split)
+	return fmt.Sprintf("note: %s: splitByNuma: add the names of the parts, such as %s_numa0, to \"resources\" of podlace-sriov",
+		strings.Join(c.split, ", "), c.split[0])
 }
 
 // addTo puts the configuration, its DeviceClasses and its resources in the place of the shipped examples.

@@ -38,6 +38,8 @@ func TestSRIOVConfig(t *testing.T) {
 			`["intel.com/b","example.com/c"]`, nil},
 		{`{"resourceList": [{"resourceName": "b"}], "pfs": [{"pfName": "ens0f0", "numVfs": 4}]}`, "sriov privileged", `["intel.com/b"]`, nil},
 		{`{"resourceList": [{"resourceName": "b"}], "pfs": [{"pfName": "ens0f0", "numVfs": 0, "offerPf": true}]}`, "sriov", `["intel.com/b"]`, nil},
+		{`{"resourceList": [{"resourceName": "a", "api": "dra", "hosts": ["worker-*"]}, {"resourceName": "a", "api": "dra", "hosts": ["edge-*"]},` +
+			` {"resourceName": "g", "hosts": ["worker-*"]}]}`, "dra", `["intel.com/a","intel.com/g"]`, []string{"a.intel.com"}},
 	} {
 		c, err := readSRIOVConfig(configOf(t, test.config))
 		if err != nil {
@@ -76,6 +78,9 @@ func TestSRIOVConfigRefused(t *testing.T) {
 	for _, test := range []struct{ config, components, says string }{
 		{`{"resourceList": [{"resourceNam": "b"}]}`, "sriov", `resourceNam`},
 		{`{"resourceList": []}`, "sriov", "at least one resource"},
+		{`{"resourceList": [{"resourceName": "a", "api": "dra", "vf": {"mtu": 1500}, "hosts": ["x"]}, {"resourceName": "a", "api": "dra", "hosts": ["y"]}]}`,
+			"dra", "resource intel.com/a has other settings in vf on other nodes"},
+		{`{"resourceList": [{"resourceName": "b"}], "pfs": [{"pfName": "ens0f0", "numVfs": 4, "hosts": ["x"]}]}`, "sriov", "the key numVfs"},
 		{one, "", "needs the component sriov or dra"},
 		{one, "dra", "use the component sriov"},
 		{`{"resourceList": [{"resourceName": "b", "api": "dra"}]}`, "sriov", "needs the component dra"},

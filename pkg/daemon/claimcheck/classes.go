@@ -47,24 +47,32 @@ func newClasses() *cobra.Command {
 			_, err = io.WriteString(cmd.OutOrStdout(), classes)
 			return err
 		}}
-	o.addConfig(cmd)
+	poolfile.AddFlags(cmd.Flags().StringVar, &o.Source, "") // classes belong to the cluster
 	return cmd
 }
 
-// Classes returns, as YAML, the DeviceClasses of those resources that are offered through DRA.
+// Classes returns, as YAML, the DeviceClasses of those resources that are offered through DRA. Entries of one resource for several nodes have one
+// class, which needs the same settings from all of them.
 func Classes(config *pool.Config) (string, error) {
-	owner := map[string]string{}
+	owner := map[string]*pool.Resource{}
 	var b strings.Builder
-	for _, r := range config.Resources {
+	for i := range config.Resources {
+		r := &config.Resources[i]
 		if r.API != pool.DRA {
 			continue
 		}
 		// A DNS subdomain cannot contain upper-case letters and underscores, which the name of a resource may have.
 		name := strings.Trim(strings.ReplaceAll(strings.ToLower(r.Name), "_", "-"), "-") + "." + r.Prefix
-		if other := owner[name]; other != "" {
-			return "", fmt.Errorf("resources %s and %s have the same class name, %s: rename one", other, r.FullName(), name)
+		switch other := owner[name]; {
+		case other == nil:
+			owner[name] = r
+		case other.FullName() != r.FullName():
+			return "", fmt.Errorf("resources %s and %s have the same class name, %s: rename one", other.FullName(), r.FullName(), name)
+		case settingsYAML(*other) != settingsYAML(*r):
+			return "", fmt.Errorf("resource %s has other settings in vf on other nodes: a DeviceClass is for all, so rename one", r.FullName())
+		default:
+			continue
 		}
-		owner[name] = r.FullName()
 		fmt.Fprintf(&b, `---
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -76,7 +84,7 @@ spec:
       expression: >-
         %s
   extendedResourceName: %s
-%s`, scalar(name), selectorOf(r.FullName()), r.FullName(), settingsYAML(r))
+%s`, scalar(name), selectorOf(r.FullName()), r.FullName(), settingsYAML(*r))
 	}
 	return b.String(), nil
 }

@@ -58,3 +58,23 @@ func TestScalar(t *testing.T) {
 		}
 	}
 }
+
+// TestClassesOfAllNodes: classes belong to the cluster, so those of resources for other nodes are printed too.
+func TestClassesOfAllNodes(t *testing.T) {
+	run := func(list string) (int, string, string) {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, []byte(`{"resourceList": [`+list+`]}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return run("classes", "--config-file", file)
+	}
+	one := `{"resourceName": "a", "api": "dra", "hosts": ["x"]}, {"resourceName": "a", "api": "dra", "hosts": ["y"]`
+	status, stdout, stderr := run(one + "}")
+	if status != 0 || strings.Count(stdout, "kind: DeviceClass") != 1 || stderr != "" {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+	status, _, stderr = run(one + `, "vf": {"mtu": 1500}}`)
+	if status != exitFailed || !strings.Contains(stderr, "resource intel.com/a has other settings in vf on other nodes") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}

@@ -78,7 +78,7 @@ func Run(args []string, stdin io.Reader, stdout, stderr io.Writer) (status int, 
 // addConfig adds the flags that select the configuration of the device plugin.
 func (o *options) addConfig(cmd *cobra.Command) {
 	host, _ := os.Hostname()
-	poolfile.AddFlags(cmd.Flags().StringVar, &o.Source, cmp.Or(os.Getenv("NODE_NAME"), host))
+	poolfile.AddFlags(cmd.Flags().StringVar, &o.Source, cmp.Or(os.Getenv("NODE_NAME"), host, "localhost"))
 	name := cmd.Flags().Lookup("node-name")
 	name.DefValue, name.Usage = "$NODE_NAME", name.Usage+"; without NODE_NAME the host name"
 }

@@ -141,6 +141,8 @@ type Source struct {
 	Host   string // an entry with hosts applies only if a pattern matches this name
 	Strict bool   // an unsupported entry is an error
 
+	AllHosts bool // read the entries of all hosts, which may have several of one resource
+
 	AnyPrefix bool // the default resourcePrefix is unknown, and full names lack it
 }
 
@@ -185,7 +187,7 @@ func (r *reader) readConfig(root strict.Value, src Source) *Config {
 	keys := r.Object(root, strict.Fields{
 		"resourceList": func(v strict.Value) { resources = v },
 		"pfs": r.Each(func(v strict.Value) {
-			if pf := r.readPF(v); onHost(pf.hosts, src.Host) {
+			if pf := r.readPF(v); src.AllHosts || onHost(pf.hosts, src.Host) {
 				c.PFs = append(c.PFs, pf)
 			}
 		}),
@@ -197,7 +199,7 @@ func (r *reader) readConfig(root strict.Value, src Source) *Config {
 		r.Each(func(v strict.Value) {
 			resource := r.readResource(v, src.Prefix, cdi)
 			c.AnyDRA = c.AnyDRA || resource.API == DRA
-			if !onHost(resource.hosts, src.Host) {
+			if !src.AllHosts && !onHost(resource.hosts, src.Host) {
 				r.Note(v.Place, "resource %s: only for hosts %s; this host is %s", resource.FullName(), strings.Join(resource.hosts, ", "),
 					src.Host)
 				return
@@ -213,8 +215,10 @@ func (r *reader) readConfig(root strict.Value, src Source) *Config {
 			r.Note(resources.Place, "no resource is configured: no device is offered")
 		}
 	}
-	r.checkNames(c.Resources)
-	r.checkPFs(c.PFs)
+	if !src.AllHosts {
+		r.checkNames(c.Resources)
+		r.checkPFs(c.PFs)
+	}
 	return c
 }
 

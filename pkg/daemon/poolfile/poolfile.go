@@ -20,11 +20,13 @@ const (
 	DefaultPrefix = "intel.com"
 )
 
-// AddFlags adds the flags that select the file.
+// AddFlags adds the flags that select the file. host is the default name of the node; without it, the entries of all nodes are read.
 func AddFlags(add func(to *string, flag, value, usage string), s *pool.Source, host string) {
 	add(&s.File, "config-file", Default, "configuration of the device plugin")
 	add(&s.Prefix, "resource-prefix", DefaultPrefix, "prefix of resources that have no resourcePrefix")
-	add(&s.Host, "node-name", host, "name of this node in the configuration")
+	if s.AllHosts = host == ""; !s.AllHosts {
+		add(&s.Host, "node-name", host, "name of this node in the configuration")
+	}
 }
 
 // hostForm matches the names of hosts and of Node objects.
@@ -32,7 +34,7 @@ var hostForm = regexp.MustCompile(`^[[:alnum:]]([\w.-]*[[:alnum:]])?$`)
 
 // Read reads and parses the file.
 func Read(s pool.Source) (*pool.Config, error) {
-	if !hostForm.MatchString(s.Host) {
+	if !s.AllHosts && !hostForm.MatchString(s.Host) {
 		return nil, fmt.Errorf("--node-name %q: want the name of a Node object: 'kubectl get nodes' lists them", s.Host)
 	}
 	data, err := store.ReadFile(s.File)
