@@ -238,7 +238,8 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	return err
 }
 
-// Overwrite writes data to an existing file, or replaces one that is not regular. A kill during the write leaves it incomplete.
+// Overwrite writes data to a file in place. It creates a missing file, and replaces one that is not regular. A kill during the write
+// leaves the file empty or incomplete.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
