@@ -13,7 +13,6 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// A File is a file that was read.
 type File struct {
 	Name string
 	Data []byte
