@@ -50,6 +50,7 @@ func (p *Plan) firstGateway(is4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
+// Has6 reports whether the plan contains an IPv6 address.
 func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }

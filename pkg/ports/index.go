@@ -16,6 +16,7 @@ type namedPort struct {
 	name string
 }
 
+// Add adds ports to the index under a name.
 func (x *Index) Add(name string, list ...Port) {
 	for _, p := range list {
 		if p.Last != 0 {

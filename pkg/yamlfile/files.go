@@ -13,6 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
+// File is a file that was read.
 type File struct {
 	Name string
 	Data []byte
