@@ -152,7 +152,7 @@ func TestDelWithGroup(t *testing.T) {
 	l.must(netlink.LinkSetGroup(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, 0))
 }
 
-// DEL does not change another program's link that has the recorded name by now.
+// DEL does not change another program's link that took the recorded name.
 func TestDelOfOther(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

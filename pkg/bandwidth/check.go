@@ -58,7 +58,7 @@ func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, re
 	}
 	ifb := of.Egress.link
 	err = checkFilters(host, link, kernel.Receiving, "egress", ifb.Index)
-	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. A device in the group thus is Podlace's,
+	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. A device in the group is Podlace's,
 	// and its record is lost.
 	if err != nil || recorded || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
 		return err

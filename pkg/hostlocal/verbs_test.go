@@ -249,7 +249,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// The address of a lease that cannot be read, whose owner is thus unknown, is not assigned; other pods get addresses as usual.
+// The address of a lease that cannot be read is not assigned, because its owner is unknown; other pods get addresses as usual.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
