@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conf contains the configurations that Podlace ships. Admins copy the configuration files to a node. The package also embeds these
-// files, and commands of Podlace read the embedded files.
+// Package conf embeds the configurations that Podlace ships, for its commands. Admins copy the same files to a node.
 package conf
 
 import (

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attachment identifies an attachment: one interface of one container in one network. Each plugin stores a record of what it
-// changed for the attachment.
+// Package attachment identifies an attachment, which is one interface of one container in one network, and stores a record of what each
+// plugin changed for it.
 //
-// A record is a small JSON file: /run/podlace/<network>/<plugin>-<hash of the key>. A plugin writes it before its first change, and DEL
+// A record is a small JSON file, /run/podlace/<network>/<plugin>-<hash of the key>. A plugin writes it before its first change, and DEL
 // removes what it lists, whatever the current configuration says. It is on tmpfs, so a reboot removes it together with the kernel state
 // that it describes.
 //
@@ -45,7 +45,7 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// KeyOf returns the key of the attachment that a plugin request names.
+// KeyOf returns the key of the request's attachment.
 func KeyOf(r *plugin.Request) Key { return Key{r.Network, r.ContainerID, r.IfName} }
 
 // Hash returns 16 hexadecimal digits that identify the key. They are of its parts with '/' between them, which no part may contain.
@@ -58,8 +58,8 @@ func (k Key) sum(purpose string) [sha512.Size]byte {
 	return sha512.Sum512([]byte(k.Network + "/" + k.ContainerID + "/" + k.IfName + purpose))
 }
 
-// offset returns the position of the attachment's lock, which is one byte in the network's lock file. The plugins of a chain share it, and
-// none waits for another, because a runtime runs one after the other.
+// offset returns the position of the attachment's lock, which is one byte in the network's lock file. The plugins of a chain share it
+// without waiting, because a runtime runs one after the other.
 func (k Key) offset() int64 {
 	sum := k.sum("/lock")
 	return int64(binary.BigEndian.Uint64(sum[:8]) >> 1)
@@ -68,7 +68,7 @@ func (k Key) offset() int64 {
 // HostVeth returns the name of the host side of the attachment's veth pair.
 func (k Key) HostVeth() string { return HostVeth(k.Hash()) }
 
-// HostVeth returns the name of the host side of an attachment's veth pair. The argument `hash` is the hash of the attachment's key.
+// HostVeth returns the name of the host side of the veth pair of the attachment whose key has this hash.
 func HostVeth(hash string) string { return "veth" + hash[:min(11, len(hash))] }
 
 // Record is the state that a plugin stored for an attachment.
@@ -88,7 +88,7 @@ type Record struct {
 // Attachment is an attachment that this process has locked.
 type Attachment struct {
 	Key
-	// Save stores WithLink in the record. If WithLink is true, the plugin that deletes the link also deletes the record.
+	// Save stores WithLink in the record: the plugin that deletes the link then also deletes the record.
 	WithLink bool
 
 	plugin string
@@ -99,7 +99,7 @@ type Attachment struct {
 	saved  bool
 }
 
-// Open locks the attachment of the request r, so that no other plugin can change it. It also creates the folder for the record.
+// Open locks the attachment of the request, so that no other plugin can change it, and creates the folder for the record.
 func Open(r *plugin.Request) (*Attachment, error) {
 	dir, err := store.Make(folder(r.Network), 0o700)
 	if err != nil {
@@ -175,8 +175,7 @@ func (a *Attachment) SaveProgress(state any) {
 	}
 }
 
-// Load decodes the state in the record. The first result is false if there is none or it is unreadable, and the caller computes the state
-// from the key.
+// Load decodes the state in the record. ok is false if there is none or it is unreadable; the caller then computes the state from the key.
 func (a *Attachment) Load(state any) (ok bool, err error) {
 	_, ok, err = a.load(state)
 	return ok, err
@@ -202,7 +201,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 	return rec, true, nil
 }
 
-// Remove deletes the record, even if the record is unreadable.
+// Remove deletes the record, even if it is unreadable.
 func (a *Attachment) Remove() error {
 	if a == nil {
 		return nil
@@ -214,7 +213,7 @@ func (a *Attachment) Remove() error {
 // Plugins returns the plugins that store records.
 func Plugins() []string { return []string{"bridge", "portmap", "bandwidth", "sriov", "host-local"} }
 
-// RemoveWithLink deletes the records of other plugins about the attachment that have WithLink. The caller has deleted the link before.
+// RemoveWithLink deletes other plugins' records of the attachment that have WithLink, after the caller deleted the link.
 func (a *Attachment) RemoveWithLink() error {
 	if a == nil {
 		return nil
@@ -240,7 +239,7 @@ func (a *Attachment) LockNetwork() (unlock func(), err error) {
 	return func() { _ = lock.Unlock() }, nil
 }
 
-// Recorded reports whether a record exists for the plugin and the attachment of the request r.
+// Recorded reports whether the plugin has a record of the request's attachment.
 func Recorded(r *plugin.Request) bool {
 	_, err := os.Lstat(filepath.Join(folder(r.Network), r.Plugin+"-"+KeyOf(r).Hash()))
 	return err == nil
@@ -252,7 +251,7 @@ func List(network, plugin string) ([]Record, error) {
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
 }
 
-// Scan returns the records of all plugins in all networks. The second result lists the record files that cannot be decoded.
+// Scan returns the records of all plugins in all networks, and the record files that cannot be decoded.
 func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -262,8 +261,7 @@ func Scan() (records []Record, damaged []Damaged, err error) {
 	return records, damaged, err
 }
 
-// readRecords reads the record files of a network whose names begin with the prefix. The second result lists the files that cannot be
-// decoded.
+// readRecords reads a network's record files whose names begin with the prefix. It also returns those that cannot be decoded.
 func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {
@@ -288,7 +286,7 @@ func readRecords(network, prefix string) (records []Record, damaged []Damaged, e
 	return records, damaged, err
 }
 
-// readRecord reads a record file. If the file does not exist, the error is fs.ErrNotExist. No error contains the path.
+// readRecord reads a record file. If it does not exist, the error is fs.ErrNotExist. No error contains the path.
 func readRecord(dir *store.Dir, name string) (rec Record, err error) {
 	data, written, err := dir.ReadWritten(name)
 	if path := new(fs.PathError); errors.As(err, &path) {
@@ -304,7 +302,7 @@ func readRecord(dir *store.Dir, name string) (rec Record, err error) {
 	return rec, err
 }
 
-// errOther means that the key in a record file does not match the hash in the name of the file.
+// errOther means that the key in a record file does not match the hash in the file's name.
 var errOther = errors.New("it belongs to another attachment")
 
 func parse(data []byte) (Record, error) {
@@ -321,7 +319,7 @@ func parse(data []byte) (Record, error) {
 	return rec, nil
 }
 
-// The type formatError is the number of a record format that this version of Podlace cannot read.
+// formatError is the number of a record format that this version cannot read.
 type formatError int
 
 func (e formatError) Error() string {
@@ -346,9 +344,9 @@ func (k Key) ReferenceHash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ReferenceHashes returns the hashes that the names of chains and devices of an attachment without a record may contain: Podlace's and the
-// reference plugins', which are equal for eth0. If the plugin has a record of the container's eth0, it returns only Podlace's, because the
-// other belongs to eth0.
+// ReferenceHashes returns the hashes that the names of an unrecorded attachment's chains and devices may contain: Podlace's and the
+// reference plugins', which are equal for eth0. If the plugin has a record of the container's eth0, the latter belongs to eth0 and is left
+// out.
 func (k Key) ReferenceHashes(plugin string) []string {
 	eth0 := Key{k.Network, k.ContainerID, "eth0"}
 	if _, err := os.Lstat(filepath.Join(folder(k.Network), plugin+"-"+eth0.Hash())); err == nil || k == eth0 {
@@ -357,12 +355,12 @@ func (k Key) ReferenceHashes(plugin string) []string {
 	return []string{k.ReferenceHash(), eth0.ReferenceHash()}
 }
 
-// MAC returns a locally administered unicast MAC address: a hash of the key and of the argument `end`, which names one end of the link.
+// MAC returns a locally administered unicast MAC address: a hash of the key and of end, which names one end of the link.
 func (k Key) MAC(end string) net.HardwareAddr { return localMAC(k.sum("/" + end)) }
 
-// AddressMAC returns a locally administered unicast MAC address: a hash of the network's name and of the pod's first address. If the next
-// pod gets the same first address, the neighbour entries of other hosts stay valid. Those for additional addresses may become wrong, since
-// the next pod with such an address may have another first one, and therefore another MAC.
+// AddressMAC returns a locally administered unicast MAC address: a hash of the network's name and the pod's first address. If the next pod
+// gets the same first address, the neighbour entries of other hosts stay valid. Those of additional addresses may become wrong, since the
+// next pod with such an address may have another first one and so another MAC.
 func (k Key) AddressMAC(addr netip.Addr) net.HardwareAddr {
 	return localMAC(Key{Network: k.Network}.sum("/" + addr.String()))
 }

@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// TestNames checks fixed names, because a new version must find the objects that an old version created on the node. The expected hash of
-// the reference plugins was computed with sha512sum(1).
+// The names are fixed, because a new version must find the objects that an old one created. The hash of the reference plugins is from
+// sha512sum(1).
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key       Key
@@ -49,8 +49,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesDiffer checks that two keys get different names even if network, container ID and interface name form the same text when
-// concatenated.
+// Two keys get different names even if network, container ID and interface name concatenate to the same text.
 func TestNamesDiffer(t *testing.T) {
 	seen := map[string]Key{}
 	for _, k := range []Key{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "bc", ""}, {"a", "b", "d"}, {"a", "b.c", "c"},
@@ -79,7 +78,7 @@ type testState struct {
 	Value string `json:"value"`
 }
 
-// attach() opens an attachment in a network that no other test uses.
+// attach opens an attachment in a network that no other test uses.
 func attach(t *testing.T, id string) (*Attachment, *plugin.Request) {
 	t.Helper()
 	r := request(t.Name(), id, "eth0")
@@ -134,8 +133,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecord checks that DEL and ADD succeed if the record is incomplete, or belongs to another version of Podlace or to another
-// plugin.
+// DEL and ADD succeed if the record is incomplete, or belongs to another version or plugin.
 func TestUnreadableRecord(t *testing.T) {
 	a, _ := attach(t, "id")
 	if err := a.Save(testState{"x"}); err != nil {
@@ -186,7 +184,7 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestNotes checks that a note file belongs to the network and is not listed as a record.
+// A note belongs to the network and is not listed as a record.
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
 	if _, ok := ReadNote(a.Network, "mark"); ok {
@@ -210,7 +208,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestUnreadableFolder checks that an unreadable folder causes an error. An unreadable folder must not be treated as empty.
+// An unreadable folder is an error, not an empty folder.
 func TestUnreadableFolder(t *testing.T) {
 	r := request(t.Name(), "id", "eth0")
 	if err := errors.Join(os.MkdirAll(store.Root, 0o700), os.WriteFile(folder(r.Network), nil, 0o600)); err != nil {
@@ -237,8 +235,8 @@ func mustFile(t *testing.T, r *plugin.Request) *os.File {
 	return f
 }
 
-// TestRecordTooLarge checks that Save refuses a record that is too large for DEL to read. If a record file on the node is too large, Load
-// treats the record as unreadable and returns no error, because another version of Podlace may have written the file.
+// Save refuses a record that is too large for DEL to read. Load treats one as unreadable, without an error, because another version may
+// have written it.
 func TestRecordTooLarge(t *testing.T) {
 	a, r := attach(t, "large")
 	defer a.Close()
@@ -259,7 +257,7 @@ func TestRecordTooLarge(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordFile: DEL fails while the record cannot be read, because it may list existing state.
+// DEL fails while the record cannot be read, because it may list existing state.
 func TestUnreadableRecordFile(t *testing.T) {
 	a, r := attach(t, "id")
 	a.Close()
@@ -274,7 +272,7 @@ func TestUnreadableRecordFile(t *testing.T) {
 	}
 }
 
-// TestFolderForRecord: DEL removes a folder in place of the record, as it does with other unreadable records.
+// DEL removes a folder in place of the record, like any unreadable record.
 func TestFolderForRecord(t *testing.T) {
 	a, r := attach(t, "id")
 	a.Close()
@@ -294,8 +292,7 @@ func TestFolderForRecord(t *testing.T) {
 	}
 }
 
-// TestLock checks that calls for one attachment run one after the other, even if they are calls of different plugins. Calls for different
-// attachments do not wait for each other.
+// Calls for one attachment run one after the other, also those of different plugins; different attachments do not wait for each other.
 func TestLock(t *testing.T) {
 	a, r := attach(t, "id")
 	mustOpen(t, request(t.Name(), "id", "net1")).Close()
@@ -358,8 +355,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// TestAddressMAC checks that one address has the same MAC in all attachments of a network. In another network, or for another address, the
-// MAC differs.
+// An address has the same MAC in all attachments of a network, and another one in another network.
 func TestAddressMAC(t *testing.T) {
 	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	a, b, c := Key{"net", "a", "eth0"}, Key{"net", "b", "eth1"}, Key{"other", "a", "eth0"}

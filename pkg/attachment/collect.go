@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// GC finds a plugin's stale attachments, and collects the errors of their removal. An error does not stop the removal of further
-// attachments.
+// GC finds a plugin's stale attachments and collects the errors of their removal, none of which stops it.
 type GC[T any] struct {
 	r    *plugin.Request
 	errs []error
@@ -24,8 +23,7 @@ type GC[T any] struct {
 // NewGC prepares the garbage collection for a GC request.
 func NewGC[T any](r *plugin.Request) *GC[T] { return &GC[T]{r: r} }
 
-// Stale yields each stale attachment with its recorded state. An attachment stays locked until the caller asks for the next attachment. For
-// each attachment, the caller removes the attachment's state and calls Report.
+// Stale yields each stale attachment, locked until the next one, with its recorded state. The caller removes the state and calls Report.
 func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	return func(yield func(*Attachment, T) bool) {
 		records, err := List(g.r.Network, g.r.Plugin)
@@ -38,8 +36,8 @@ func (g *GC[T]) Stale() iter.Seq2[*Attachment, T] {
 	}
 }
 
-// yieldStale locks the attachment of a listed record, and reads the record again, because another process may have changed it. If the
-// attachment is stale, yieldStale yields the attachment.
+// yieldStale locks the attachment of a listed record and yields it if it is stale. It reads the record again, because another process may
+// have changed it.
 func (g *GC[T]) yieldStale(listed Record, yield func(*Attachment, T) bool) (more bool) {
 	att, rec, found, err := take[T](Waiting, g.r, listed.Key)
 	if err != nil {
@@ -66,9 +64,8 @@ func (g *GC[T]) fail(rec Record, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", of, err))
 }
 
-// Unreadable yields one hash for each unreadable record that GC may remove: the hash in the name of the record file. Unreadable also logs
-// the record. A record is unreadable, for example, if a newer version of Podlace wrote it. For each hash, the caller removes all state with
-// this hash in its name, and calls ReportUnreadable.
+// Unreadable yields, and logs, the hash in the file name of each unreadable record that GC may remove, for example one that a newer version
+// wrote. The caller removes all state with the hash in its name, and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")
@@ -104,8 +101,8 @@ func (g *GC[T]) hashes(of map[plugin.Attachment]bool) map[string]bool {
 	return set
 }
 
-// ReportUnreadable reports the removal of state whose record is unreadable. The argument "hash" is the hash in the name of the record file.
-// If the argument "err" is nil, ReportUnreadable deletes the file. Otherwise ReportUnreadable stores the error.
+// ReportUnreadable stores the error of removing the state of an unreadable record, or deletes the record's file if err is nil. hash is that
+// in the file name.
 func (g *GC[T]) ReportUnreadable(hash string, err error) {
 	if err == nil {
 		err = removeFile(g.r.Network, g.r.Plugin+"-"+hash)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Damaged is an unreadable record file: its name is the name of a record, but its content is not a record in the current format.
+// Damaged is an unreadable record file: its name is that of a record, but its content is not a record in the current format.
 type Damaged struct {
 	Network string
 	Name    string // name of the file
@@ -23,5 +23,5 @@ func (d Damaged) Plugin() string {
 	return plugin
 }
 
-// Of returns true if the file belongs to the attachment with the given key.
+// Of reports whether the file belongs to the attachment with this key.
 func (d Damaged) Of(k Key) bool { return d.Network == k.Network && d.Name == d.Plugin()+"-"+k.Hash() }

@@ -10,20 +10,20 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Locker determines what a process does if another one holds a lock: it waits, or it fails at once.
+// Locker determines whether a process waits for a lock that another one holds, or fails at once.
 type Locker int
 
 const (
-	// Waiting means that the process waits until the other process releases the lock.
+	// Waiting means to wait until the other process releases the lock.
 	Waiting Locker = iota
 
-	// Trying means that the process fails at once. STATUS uses it, and ADD in an emptied lease folder: they restore what is lost, skip what a
-	// held lock protects, and try again the next time.
+	// Trying means to fail at once. STATUS uses it, and ADD in an emptied lease folder: they restore what is lost, skip what a held lock
+	// protects, and try again the next time.
 	Trying
 )
 
-// ReportRestore logs the error of a restore in GC (Waiting) or STATUS (Trying). A failed restore does not make GC or STATUS fail.
-// STATUS runs every few seconds, so it logs an error only when the error changes.
+// ReportRestore logs the error of a restore, with which GC (Waiting) and STATUS (Trying) still succeed. STATUS runs every few seconds, so
+// it logs an error only when it changes.
 func ReportRestore(r *plugin.Request, locks Locker, err error) {
 	text := ""
 	if err != nil {
@@ -35,7 +35,7 @@ func ReportRestore(r *plugin.Request, locks Locker, err error) {
 	}
 }
 
-// within() returns the maximum time to wait for a lock: the argument `most` for Waiting, and zero for Trying.
+// within returns the maximum wait for a lock: most for Waiting, and zero for Trying.
 func (l Locker) within(most time.Duration) time.Duration {
 	if l == Trying {
 		return 0
@@ -51,7 +51,7 @@ func (l Locker) Tolerate(err error) error {
 	return err
 }
 
-// Node acquires a lock on state that the pods of all networks share. The argument `what` is a name for this state, for example "bridges".
+// Node acquires a lock on state that the pods of all networks share. what names this state, for example "bridges".
 func (l Locker) Node(what string) (unlock func(), err error) {
 	dir, err := store.Make(store.Root, 0o700)
 	if err != nil {
@@ -65,13 +65,13 @@ func (l Locker) Node(what string) (unlock func(), err error) {
 	return func() { _ = lock.Unlock(); dir.Close() }, nil
 }
 
-// File acquires the lock that a file of a folder has, by flock(2).
+// File acquires the flock(2) lock of a file in a folder.
 func (l Locker) File(dir *store.Dir, name string, mode fs.FileMode) (*store.Lock, error) {
 	return dir.Lock(l.within(store.LockTimeout), name, mode)
 }
 
-// Key acquires the lock of an attachment, so that no other plugin changes it. If the key contains only a network, that is the network's
-// lock. The network must have a folder of records.
+// Key acquires the lock of an attachment, so that no other plugin changes it, or that of the network if the key has nothing else. The
+// network must have a folder of records.
 func (l Locker) Key(k Key) (*Attachment, error) {
 	dir, err := store.Open(folder(k.Network))
 	if err != nil {

@@ -12,8 +12,8 @@ type opened[T any] struct {
 	err error
 }
 
-// Host returns the network namespace of the node. It is opened once for all parts of a request, and closed at the end of the request. By
-// then most of the RCU grace period, for which the close waits after a deletion in nf_tables, has passed.
+// Host returns the network namespace of the node, which is opened once for all parts of a request. It is closed at the end, when most of
+// the RCU grace period has passed for which a close waits after a deletion in nf_tables.
 func Host(r *plugin.Request) (*kernel.Node, error) {
 	host := plugin.Once(r, func() (o opened[*kernel.Node]) {
 		if o.ns, o.err = kernel.Host(); o.err == nil {

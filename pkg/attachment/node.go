@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Step is one change of an attachment or of the node: a description of the change, and a function that makes the change.
+// Step is one change of an attachment or of the node, with its description.
 type Step struct {
 	Text string
 	Do   func() error
@@ -38,13 +38,13 @@ func Networks() ([]string, error) {
 	return names, ignoreMissing(err)
 }
 
-// Any reports whether a plugin has at least one record on the node. Any looks only at file names, and does not read the records.
+// Any reports whether a plugin has a record on the node. It looks only at file names.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
 	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), err
 }
 
-// OldestIn yields a plugin's records in a network, the oldest first. OldestIn reads a file only when the caller asks for the next record.
+// OldestIn yields a plugin's records in a network, the oldest first. Each file is read only when its record is asked for.
 func OldestIn(network, plugin string) iter.Seq[Record] {
 	return func(yield func(Record) bool) {
 		dir, err := store.Open(folder(network))
@@ -67,8 +67,8 @@ func OldestIn(network, plugin string) iter.Seq[Record] {
 	}
 }
 
-// Addresses returns the addresses that the plugin recorded for each interface of the attachment, with the prefix length of their subnet.
-// Only the plugin that got or assigned them has any. sriov has those of each VF.
+// Addresses returns the recorded addresses of each interface of the attachment, with the prefix length of their subnet. Only the plugin
+// that got or assigned them has any. sriov has those of each VF.
 func (r Record) Addresses() map[string][]netip.Prefix {
 	type iface struct {
 		Name      string         `json:"name"`
@@ -102,8 +102,7 @@ func AllOf(plugin string) (all []Record, err error) {
 	return all, err
 }
 
-// Attachments returns the records of a network, grouped by attachment and plugin. The second result lists the record files that cannot be
-// decoded.
+// Attachments returns the records of a network by attachment and plugin, and the record files that cannot be decoded.
 func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
 	records, damaged, err := readRecords(network, "")
 	found = map[Key]map[string]Record{}
@@ -116,9 +115,8 @@ func Attachments(network string) (found map[Key]map[string]Record, damaged []Dam
 	return found, damaged, err
 }
 
-// Checked returns the recorded state of the attachment that a CHECK request identifies. If the record is unreadable, Checked returns an
-// error with plugin.CodeStateDiffers. If a newer version of Podlace wrote the record, Checked logs a warning and returns no error. After a
-// downgrade, such an error could make the runtime restart the node's pods.
+// Checked returns the recorded state of a CHECK request's attachment. An unreadable record is an error with plugin.CodeStateDiffers, but
+// one of a newer version only logs a warning: after a downgrade, an error could make the runtime restart the node's pods.
 func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	rec, found, err := RecordOf[T](KeyOf(r), r.Plugin)
 	if isNewer(err) {
@@ -131,8 +129,8 @@ func Checked[T any](r *plugin.Request) (st T, found bool, err error) {
 	return rec.State, found, nil
 }
 
-// LostRecord returns the error with which CHECK fails if an attachment of Podlace has lost its record. LostRecord returns nil if a record
-// file exists, for example a record of a newer version of Podlace.
+// LostRecord returns the error with which CHECK fails if an attachment of Podlace has lost its record, or nil if a record file exists, for
+// example of a newer version.
 func LostRecord(r *plugin.Request) error {
 	if Recorded(r) {
 		return nil
@@ -142,8 +140,8 @@ func LostRecord(r *plugin.Request) error {
 
 const renew = "the record cannot be restored, and DEL works without it; delete and recreate the pod"
 
-// RecordsOf returns the records that the given plugins stored for one attachment. The keys of the returned map are the names of the
-// plugins. If a record is unreadable, RecordsOf returns an error with the path of the record file.
+// RecordsOf returns the records that these plugins stored for one attachment, by plugin. An error about an unreadable record contains its
+// path.
 func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	found := map[string]Record{}
 	dir, err := store.Open(folder(k.Network))
@@ -165,7 +163,7 @@ func RecordsOf(k Key, plugins ...string) (map[string]Record, error) {
 	return found, nil
 }
 
-// RecordOf returns the record that a plugin stored for an attachment, with its decoded state. The second result is false if there is none.
+// RecordOf returns the record that a plugin stored for an attachment, with its decoded state. ok is false if there is none.
 func RecordOf[T any](k Key, plugin string) (rec Of[T], ok bool, err error) {
 	records, err := RecordsOf(k, plugin)
 	if rec.Record, ok = records[plugin]; ok {
@@ -174,8 +172,7 @@ func RecordOf[T any](k Key, plugin string) (rec Of[T], ok bool, err error) {
 	return rec, ok, err
 }
 
-// ByHash searches all networks for a plugin's record of the attachment whose key has the given hash. The second result is false if no
-// readable record exists.
+// ByHash searches all networks for a plugin's record of the attachment whose key has the hash. ok is false if none is readable.
 func ByHash(plugin, hash string) (rec Record, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -210,12 +207,12 @@ func Sorted[T any](of map[Key]T) []Key {
 	})
 }
 
-// Journals is the folder of the VF journals, in the same folder as the folders of the networks. A journal contains a VF's settings from the
-// time before a pod got the VF.
+// Journals is the folder of the VF journals, beside the folders of the networks. A journal contains a VF's settings from the time before a
+// pod got the VF.
 const Journals = ".vfs"
 
-// Journaled returns the PCI addresses of all VFs that have a journal. A journal exists while a pod uses the VF, and afterwards until the
-// VF's settings have been restored.
+// Journaled returns the PCI addresses of all VFs that have a journal. A VF has one while a pod uses it, and afterwards until its settings
+// are restored.
 func Journaled() ([]string, error) {
 	dir, err := store.Open(filepath.Join(store.Root, Journals))
 	if err != nil {
@@ -226,8 +223,8 @@ func Journaled() ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
-// Clear removes the records and note files of all networks. The caller must ensure that no plugin runs at the same time. Clear keeps the
-// files of other programs. Clear also keeps the VF journals, because only the journals contain the settings to restore.
+// Clear removes the records and notes of all networks; no plugin may run meanwhile. It keeps the files of other programs, and the VF
+// journals, because only they contain the settings to restore.
 func Clear() error {
 	networks, err := Networks()
 	errs := []error{err}

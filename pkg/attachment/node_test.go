@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestReopen checks that Reopen reads the record under the lock, and that a later Save keeps the pod and the namespace in the record.
+// Reopen reads the record under the lock, and a later Save keeps its pod and namespace.
 func TestReopen(t *testing.T) {
 	key := Key{t.Name(), "id", "eth0"}
 	if _, _, ok, err := Reopen[testState](Waiting, key, "test"); ok || err != nil {
@@ -63,7 +63,7 @@ func TestReopen(t *testing.T) {
 	free.Close()
 }
 
-// TestAddresses: a record lists the addresses of the attachment's interface, and those of each VF.
+// A record lists the addresses of the attachment's interface, and those of each VF.
 func TestAddresses(t *testing.T) {
 	p := netip.MustParsePrefix
 	rec := Record{Key: Key{IfName: "eth0"}, State: []byte(`{"unfinished":true,"addresses":["10.0.0.2/24"],

@@ -16,8 +16,7 @@ import (
 // OfNode stands in place of a network's name for notes of the node. They are in the folder that contains the folders of the networks.
 const OfNode = ""
 
-// WriteNote writes a note file of the network. A note file is a small file that stores one fact. The argument `name` is the file's name
-// without the leading dot.
+// WriteNote writes a note of the network, a small file that stores one fact. Its name is given without the leading dot.
 func WriteNote(network, name, text string) error {
 	dir, err := store.Make(folder(network), 0o700)
 	if err != nil {
@@ -27,16 +26,16 @@ func WriteNote(network, name, text string) error {
 	return dir.Overwrite("."+name, []byte(text), 0o600)
 }
 
-// ReadNote returns the text of the network's note file with the given name. The second result is false if this file does not exist.
+// ReadNote returns the text of a network's note. ok is false if it does not exist.
 func ReadNote(network, name string) (text string, ok bool) {
 	data, err := store.ReadFile(filepath.Join(folder(network), "."+name))
 	return string(data), err == nil
 }
 
-// RemoveNote removes the network's note file with the given name.
+// RemoveNote removes a network's note.
 func RemoveNote(network, name string) error { return ignoreMissing(removeFile(network, "."+name)) }
 
-// ListNotes returns the names of the network's note files that begin with a prefix.
+// ListNotes returns the names of the network's notes that begin with a prefix.
 func ListNotes(network, prefix string) (notes []string) {
 	files, _ := store.Names(folder(network), 0)
 	for _, file := range files {
@@ -47,8 +46,7 @@ func ListNotes(network, prefix string) (notes []string) {
 	return notes
 }
 
-// NetworkWithNote returns the name of a network that has a note file with the given name. If several networks have such a note file,
-// NetworkWithNote returns any of these networks.
+// NetworkWithNote returns a network that has a note with this name, any one of several.
 func NetworkWithNote(name string) (network string, ok bool, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -59,7 +57,7 @@ func NetworkWithNote(name string) (network string, ok bool, err error) {
 	return "", false, err
 }
 
-// RemoveNotes removes the note files with the given name from all networks.
+// RemoveNotes removes the notes with this name from all networks.
 func RemoveNotes(name string) error {
 	networks, err := Networks()
 	for _, network := range networks {
@@ -68,9 +66,8 @@ func RemoveNotes(name string) error {
 	return err
 }
 
-// Changed reports whether the text of a lasting problem of the plugin and network of r differs from the text at the previous call. The text
-// is empty while there is no problem. Each verb runs in a separate process, so only a note file of the node shows what an earlier process
-// has logged.
+// Changed reports whether the text of a lasting problem of the request's plugin and network differs from the previous call. It is empty
+// while there is no problem. Each verb runs in its own process, so a note of the node keeps what an earlier one logged.
 func Changed(r *plugin.Request, problem, text string) bool {
 	name := "logged-" + problem + "-" + r.Plugin + "-" + r.Network
 	if before, _ := ReadNote(OfNode, name); before == text {
@@ -84,7 +81,7 @@ func Changed(r *plugin.Request, problem, text string) bool {
 	return true
 }
 
-// LogOnce logs the findings about the configuration of the request r. Unchanged findings are logged again only after the node's next boot.
+// LogOnce logs findings about the request's configuration. Unchanged ones are logged again only after the node's next boot.
 func LogOnce(r *plugin.Request, findings []plugin.Finding) {
 	text := ""
 	if len(findings) > 0 {

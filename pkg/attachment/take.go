@@ -9,17 +9,16 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Take locks the attachment that the DEL request r identifies, and returns the recorded state. The third result is false if there is no
-// record. The lock is taken even without one, so that DEL does not remove the changes of a concurrent ADD. The caller removes the
-// attachment's state, calls Remove, and closes the attachment. If the network has no folder of records, the first result is nil, for which
-// Close, Remove and RemoveWithLink are no-ops.
+// Take locks the attachment of a DEL request and returns its recorded state. The lock is taken even if found is false for lack of a record,
+// so that DEL does not remove the changes of a concurrent ADD. The caller removes the attachment's state, calls Remove, and closes the
+// attachment. If the network has no folder of records, att is nil, for which Close, Remove and RemoveWithLink are no-ops.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](Waiting, r, KeyOf(r))
 	return att, rec.State, found, err
 }
 
-// TakeDead locks another attachment in the network of the request r and returns its recorded state, as Take does. The third result is false
-// if the attachment has no record, or if the recorded namespace still exists.
+// TakeDead is Take for another attachment in the request's network. found is false without a record, or if the recorded namespace still
+// exists.
 func TakeDead[T any](r *plugin.Request, of plugin.Attachment) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](Waiting, r, Key{r.Network, of.ContainerID, of.IfName})
 	if err != nil || !found || !plugin.NetnsGone(rec.Netns) {
@@ -47,8 +46,8 @@ func take[T any](l Locker, r *plugin.Request, k Key) (att *Attachment, rec Of[T]
 	return att, rec, found, nil
 }
 
-// Reopen locks an attachment, and returns the plugin's current record of it, which may have changed since it was listed. The third result
-// is false if the record is gone.
+// Reopen locks an attachment and returns the plugin's current record, which may have changed since it was listed. ok is false if it is
+// gone.
 func Reopen[T any](l Locker, k Key, name string) (a *Attachment, rec Of[T], ok bool, err error) {
 	a, rec, ok, err = take[T](l, &plugin.Request{Plugin: name}, k)
 	if !ok {

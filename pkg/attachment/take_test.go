@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTake checks Take for an attachment without a record: Take creates no files, and Remove removes the temporary file that a killed
-// writer left. For an attachment with a record, Take returns the recorded state.
+// Without a record, Take creates no files, and Remove removes the temporary file that a killed writer left. With one, Take returns the
+// recorded state.
 func TestTake(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "id", "eth0")
@@ -66,7 +66,7 @@ func TestTake(t *testing.T) {
 	}
 }
 
-// TestTakeDead checks that TakeDead returns an attachment only if the attachment's namespace is gone.
+// TakeDead returns an attachment only if its namespace is gone.
 func TestTakeDead(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "new", "eth0")
@@ -86,8 +86,7 @@ func TestTakeDead(t *testing.T) {
 	}
 }
 
-// TestRemoveWithLink checks that RemoveWithLink removes only records in which WithLink is true, and only those that another plugin wrote
-// about the given attachment.
+// RemoveWithLink removes only records with WithLink that another plugin wrote about the attachment.
 func TestRemoveWithLink(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	requests := map[string]*plugin.Request{}
@@ -131,8 +130,7 @@ func TestRemoveWithLink(t *testing.T) {
 	}
 }
 
-// TestGCUnreadable checks GC of a record whose state has another format. GC treats such a record as unreadable. The file name of the record
-// contains the hash of the attachment, and GC finds the attachment's state by this hash.
+// A record whose state has another format is unreadable for GC, which finds the attachment's state by the hash in the file name.
 func TestGCUnreadable(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -176,7 +174,7 @@ func content(t *testing.T, a *Attachment) string {
 	return string(data)
 }
 
-// collect() runs GC for the request r. The last argument is a function that removes the state of one stale attachment.
+// collect runs GC for the request. remove removes the state of one stale attachment.
 func collect(r *plugin.Request, remove func(*Attachment, testState) error) error {
 	gc := NewGC[testState](r)
 	for att, st := range gc.Stale() {
@@ -185,7 +183,7 @@ func collect(r *plugin.Request, remove func(*Attachment, testState) error) error
 	return gc.Err()
 }
 
-// TestGC (C-83) checks that GC deletes all stale attachments, continues after an error, and returns all errors.
+// GC deletes all stale attachments, continues after an error, and returns all errors (C-83).
 func TestGC(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")
@@ -222,8 +220,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCWaits (C-85) checks that GC waits while another process changes an attachment. GC must then use the record that the other process
-// wrote.
+// GC waits while another process changes an attachment, and then uses the record of that process (C-85).
 func TestGCWaits(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(folder(t.Name())) })
 	r := request(t.Name(), "", "")

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bandwidth limits the traffic that a pod receives and sends. The runtime takes the rates from the pod annotations
-// kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, and passes them as the bandwidth capability. In the plugin chain, the
-// bandwidth plugin follows a main plugin that connects the pod to the node through a pair of veth or netkit devices.
+// Package bandwidth limits the traffic that a pod receives and sends. The rates come from the pod annotations
+// kubernetes.io/ingress-bandwidth and kubernetes.io/egress-bandwidth, which the runtime passes in the capability bandwidth. The plugin
+// follows a main plugin that connects pod and node with a pair of veth or netkit devices.
 //
-// A token bucket on the host side of the pair limits the pod's ingress, because the node sends packets to the pod through the host side.
-// The pod's egress arrives on the host side of the pair. A redirect sends the egress to an intermediate functional block device (ifb), and
-// a token bucket on the ifb device limits it. Both token buckets are in the node's namespace, where even a pod with CAP_NET_ADMIN cannot
-// change them.
+// A token bucket on the host side of the pair limits ingress, which the node sends through it. Egress arrives there and is redirected to an
+// ifb (intermediate functional block) device, whose token bucket limits it. Both are in the node's namespace, where even a pod with
+// CAP_NET_ADMIN cannot change them.
 package bandwidth
 
 import (
@@ -24,7 +23,7 @@ import (
 
 const pluginName = "bandwidth"
 
-// The type state is the content of an attachment's record: the attachment's limits. Attachments without limits have no record.
+// state is the content of an attachment's record. An attachment without limits has none.
 type state struct {
 	Link  string `json:"link"` // host side of the pair
 	Index int    `json:"index"`
@@ -43,7 +42,7 @@ func Plugin() plugin.Plugin {
 
 const devicePrefix = "bwp"
 
-// ifbName returns the name of the ifb device. The reference plugin uses the same name, so that it can remove the device after a rollback.
+// ifbName returns the name of the ifb device, which is that of the reference plugin, so that it can remove the device after a rollback.
 func ifbName(key attachment.Key) string { return devicePrefix + key.ReferenceHash()[:12] }
 
 func add(r *plugin.Request) (*types100.Result, error) {
@@ -95,8 +94,7 @@ func add(r *plugin.Request) (*types100.Result, error) {
 	return r.Prev, err
 }
 
-// changeLimits replaces the limits of a link and returns the ifb device of the egress limit. After an error, changeLimits restores the
-// previous limits.
+// changeLimits replaces the limits of a link and returns the ifb device of the egress limit. An error restores the previous limits.
 func changeLimits(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	if err := next.recordClsactOwner(host, link, old); err != nil {
 		return ifb, err
@@ -113,8 +111,8 @@ func changeLimits(host *kernel.Node, att *attachment.Attachment, link kernel.Lin
 	return replaceLimits(host, att, link, old, next)
 }
 
-// replaceLimits changes the limits of a link in place, so that a live pod is never without a limit during the change. At the end,
-// replaceLimits removes those old limits that the new state does not contain.
+// replaceLimits changes the limits of a link in place, so that a live pod is never without one, and then removes old limits that next
+// lacks.
 func replaceLimits(host *kernel.Node, att *attachment.Attachment, link kernel.Link, old, next state) (ifb kernel.Link, err error) {
 	lifted := old.subtract(next)
 	att.WithLink = true // the kernel deletes qdiscs with their link, and the bridge plugin deletes the ifb with its group
@@ -130,8 +128,8 @@ func replaceLimits(host *kernel.Node, att *attachment.Attachment, link kernel.Li
 	return ifb, att.Save(next)
 }
 
-// subtract() returns the limits of `st` for the directions in which `next` has no limit. Both states must belong to the same link. If no
-// limit remains, the field Index of the result is 0.
+// subtract returns the limits of st for the directions in which next has none; both must be of the same link. Index is 0 if nothing
+// remains.
 func (st state) subtract(next state) state {
 	if next.Ingress != nil {
 		st.Ingress = nil
@@ -145,8 +143,7 @@ func (st state) subtract(next state) state {
 	return st
 }
 
-// merge() returns the limits of two states of the same link. If both states have a limit for a direction, the limit in the argument `more`
-// takes precedence.
+// merge returns the limits of two states of the same link. Those of more take precedence.
 func (st state) merge(more state) state {
 	if more.Ingress != nil {
 		st.Ingress = more.Ingress
@@ -157,7 +154,7 @@ func (st state) merge(more state) state {
 	return st
 }
 
-// plan() computes the state that ADD should reach for an attachment.
+// plan returns the state that ADD should reach.
 func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	st := state{Link: link.Name, Index: link.Index, Asked: c.Asked, Latency: c.Latency}
 	st.Ingress = c.Allowed.Ingress.bucket(link.MTU, c.Latency, fair)
@@ -165,7 +162,7 @@ func (c Config) plan(key attachment.Key, link kernel.Link, fair bool) state {
 	return st
 }
 
-// setEgress sets the egress limit and the name of the ifb device in the state. A nil bucket means that there is no limit.
+// setEgress sets the egress limit and the name of the ifb device. A nil bucket means no limit.
 func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	st.Egress, st.IFB = bucket, ""
 	if bucket != nil {
@@ -173,8 +170,7 @@ func (st *state) setEgress(key attachment.Key, bucket *kernel.Bucket) {
 	}
 }
 
-// recordClsactOwner stores in the state whether Podlace creates the clsact qdisc that the redirect needs. If the link already has a clsact
-// qdisc, another program created it.
+// recordClsactOwner records whether Podlace creates the clsact qdisc for the redirect: one that exists belongs to another program.
 func (st *state) recordClsactOwner(host *kernel.Node, link kernel.Link, old state) error {
 	st.Clsact = st.IFB != "" && old.Clsact
 	if st.IFB == "" || old.IFB != "" {
@@ -209,9 +205,8 @@ func applyLimits(host *kernel.Node, link kernel.Link, st state) (ifb kernel.Link
 	return ifb, host.Redirect(link, ifb)
 }
 
-// hostSide returns the host side of the pod's link pair. hostSide compares the namespaces of both ends by the IDs that the kernel assigns
-// to namespaces. If prevResult contains another link into the pod in place of this link, hostSide returns an error. In this case, the pod
-// may have exchanged the names of its interfaces.
+// hostSide returns the host side of the pod's link pair. The namespaces of both ends are compared by the IDs that the kernel assigns. It
+// fails if prevResult contains another link into the pod instead, because the pod may have exchanged the names of its interfaces.
 func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	pod, err := attachment.Pod(r)
 	if err != nil {
@@ -239,8 +234,7 @@ func hostSide(r *plugin.Request, host *kernel.Node) (kernel.Link, error) {
 	return link, err
 }
 
-// otherLinkInPrev returns the name of a link in prevResult that leads into the pod. otherLinkInPrev returns "" if prevResult contains the
-// given link.
+// otherLinkInPrev returns the name of a link in prevResult that leads into the pod, or "" if prevResult contains the given link.
 func otherLinkInPrev(r *plugin.Request, host *kernel.Node, link kernel.Link) (string, error) {
 	if r.Prev == nil || slices.ContainsFunc(r.Prev.Interfaces,
 		func(i *types100.Interface) bool { return i.Sandbox == "" && i.Name == link.Name }) {
@@ -276,13 +270,13 @@ func del(r *plugin.Request) error {
 	}
 	link, ok, err := st.hostSide(host)
 	if err == nil && ok && r.Netns != nil && link.LeadsGroup() {
-		// Next, the runtime calls the main plugin's DEL, which deletes the link with the limits, and then the record (WithLink).
+		// The main plugin's DEL comes next and deletes the link with the limits, and then the record (WithLink).
 		return nil
 	}
 	return removeLimits(host, att, st)
 }
 
-// gc() removes the limits of stale attachments and restores lost limits of the remaining attachments.
+// gc removes the limits of stale attachments and restores lost limits of the others.
 func gc(r *plugin.Request) error {
 	host, err := attachment.Host(r)
 	if err != nil {
@@ -299,7 +293,7 @@ func gc(r *plugin.Request) error {
 	return gc.Err()
 }
 
-// removeLimits first removes the limits, and then the record.
+// removeLimits removes first the limits and then the record.
 func removeLimits(host *kernel.Node, att *attachment.Attachment, st state) error {
 	if err := deleteLimits(host, st); err != nil {
 		return err
@@ -307,8 +301,8 @@ func removeLimits(host *kernel.Node, att *attachment.Attachment, st state) error
 	return att.Remove()
 }
 
-// deleteLimits removes the limits that a state contains. deleteLimits removes the redirect before the ifb device. If the redirect cannot be
-// removed, the ifb device stays, because a live pod would lose its traffic without the device.
+// deleteLimits removes the limits of a state, the redirect before the ifb device. The device stays if the redirect does, since a live pod
+// would lose its traffic without it.
 func deleteLimits(host *kernel.Node, st state) error {
 	link, ok, err := st.hostSide(host)
 	ifb, has := kernel.Link{}, false
@@ -328,8 +322,7 @@ func deleteLimits(host *kernel.Node, st state) error {
 	return errors.Join(errs...)
 }
 
-// hostSide returns the recorded link. hostSide first searches for the link by name. If another program renamed the link, hostSide finds the
-// link by its ifindex. The second result is false for a zero state, because it contains no link.
+// hostSide returns the recorded link, found by name, or by ifindex if it was renamed. ok is false for a zero state, which has no link.
 func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err error) {
 	if st.Index == 0 {
 		return kernel.Link{}, false, nil
@@ -341,8 +334,8 @@ func (st state) hostSide(host *kernel.Node) (link kernel.Link, ok bool, err erro
 	return link, ok && link.Kind != "" && link.Peer != 0, err
 }
 
-// ifbDevice returns the device with the recorded name, if it is an ifb device. A damaged record may contain the name of another program's
-// link, which Podlace must not change.
+// ifbDevice returns the device with the recorded name if it is an ifb. In a damaged record, it may be another program's link, which must
+// not change.
 func ifbDevice(host *kernel.Node, name string) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.Link(name)
 	if !ok || link.Kind != "ifb" {
@@ -351,7 +344,7 @@ func ifbDevice(host *kernel.Node, name string) (link kernel.Link, ok bool, err e
 	return link, true, nil
 }
 
-// status() restores lost limits. If the restoration fails, status() only logs the error. STATUS fails only if the configuration is invalid.
+// status restores lost limits and only logs a failure of that. It fails only for an invalid configuration.
 func status(r *plugin.Request) error {
 	if _, err := Parse(r); err != nil {
 		return err

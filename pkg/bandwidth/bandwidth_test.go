@@ -25,7 +25,7 @@ import (
 
 const none = "0/0 redirected false"
 
-// TestIFBName checks that the device has the same name as the reference plugin's device.
+// The ifb device has the name that the reference plugin gives it.
 func TestIFBName(t *testing.T) {
 	for ifname, want := range map[string]string{"eth0": "bwp46d35c6a9e0e", "net1": "bwpd954c4bcd4c8"} {
 		if got := ifbName(attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: ifname}); got != want || len(got) != 15 {
@@ -67,7 +67,7 @@ func TestAddCheckDel(t *testing.T) {
 	}
 }
 
-// TestResult checks that ADD appends the ifb device to the result of the earlier plugins.
+// ADD appends the ifb device to the result of the earlier plugins.
 func TestResult(t *testing.T) {
 	l := newLab(t)
 	o := l.OK(l.Call("ADD", "a"))
@@ -81,7 +81,7 @@ func TestResult(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestAddAgainChanged checks that a repeated ADD replaces the limits of the earlier ADD for the same key.
+// A repeated ADD replaces the limits of the earlier one.
 func TestAddAgainChanged(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
@@ -97,8 +97,7 @@ func TestAddAgainChanged(t *testing.T) {
 	}
 }
 
-// TestChangedInPlace checks that ADD changes the limits of a live pod in place. Another ADD of the same pod must not delete and recreate
-// the limits.
+// Another ADD of a live pod changes its limits in place instead of recreating them.
 func TestChangedInPlace(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -114,7 +113,7 @@ func TestChangedInPlace(t *testing.T) {
 	}
 }
 
-// TestMoved checks that ADD removes the old limits after another link replaced the pod's link.
+// If another link replaced the pod's, ADD removes the old limits.
 func TestMoved(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -131,9 +130,8 @@ func TestMoved(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestDelWithGroup checks that DEL of bandwidth does not remove the limits if the main plugin's DEL will delete the link and its device
-// group in one request. Without a namespace path, the main plugin's DEL would not delete the group, so DEL of bandwidth must remove the
-// limits.
+// DEL leaves the limits to a main plugin whose DEL deletes the link and its device group in one request. Without a namespace path, that DEL
+// would not delete the group, so this one removes the limits.
 func TestDelWithGroup(t *testing.T) {
 	l := newLab(t)
 	l.must(l.host.SetUpLeader(l.hostSide, ""))
@@ -154,7 +152,7 @@ func TestDelWithGroup(t *testing.T) {
 	l.must(netlink.LinkSetGroup(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Index}}, 0))
 }
 
-// TestDelOfOther checks that DEL does not change another program's link that now has the recorded name.
+// DEL does not change another program's link that took the recorded name.
 func TestDelOfOther(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -183,7 +181,7 @@ func hasFairQueue(l lab) bool {
 	return kerneltest.Feature(l, has, "fq_codel")
 }
 
-// TestFairQueue checks that limits use fair queues if the kernel supports fair queues. CHECK expects the kind of queue that ADD recorded.
+// Limits use fair queues if the kernel has them; CHECK expects the kind that ADD recorded.
 func TestFairQueue(t *testing.T) {
 	l := newLab(t)
 	has := hasFairQueue(l)
@@ -205,7 +203,7 @@ func TestFairQueue(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestCheckDetects (C-64) checks that CHECK fails after any single part of the limits is changed.
+// CHECK fails after a change of any single part of the limits (C-64).
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	ifb := func() kernel.Link { return l.link(l.ifb("a")) }
@@ -269,7 +267,7 @@ func TestRefused(t *testing.T) {
 	l.must(l.Pod.Do(func() error { return netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "inner0"}}) }))
 }
 
-// TestSecondInterface checks that two interfaces of one container get different ifb devices.
+// Two interfaces of a container get different ifb devices.
 func TestSecondInterface(t *testing.T) {
 	l := newLab(t)
 	netns, err := os.Open(l.Pod.Path)
@@ -289,7 +287,7 @@ func TestSecondInterface(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestNetkit checks that the plugin finds the host side of a netkit pair in the same way as the host side of a veth pair.
+// The host side of a netkit pair is found like that of a veth pair.
 func TestNetkit(t *testing.T) {
 	l := newLab(t)
 	// the default policy in both namespaces lets all packets pass
@@ -341,8 +339,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestTinyBurst (S-14) checks that the plugin raises a burst that is smaller than a full frame to 4 frames, and logs the change. With a
-// burst smaller than a full frame, no full frame could pass.
+// A burst below one full frame, with which no such frame could pass, is raised to 4 frames, and that is logged (S-14).
 func TestTinyBurst(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t)
@@ -370,8 +367,7 @@ func TestTinyBurst(t *testing.T) {
 	}
 }
 
-// TestStaticLimits (C-111) checks limits in the configuration file. In the configuration file and in the runtime's limits, the unit of a
-// burst is a bit.
+// Bursts are in bits, in the configuration file as well as in the runtime's limits (C-111).
 func TestStaticLimits(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "egressRate", 3000000, "egressBurst", 8000000))

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// model() computes the expected token bucket with integers of unlimited size.
+// model computes the expected token bucket with integers of unlimited size.
 func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	n := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
 	in := func(t time.Duration) *big.Int {
@@ -46,7 +46,7 @@ func model(l Limit, mtu int, latency time.Duration) (burst, limit *big.Int) {
 	return burst, atMost(limit, n(math.MaxUint32))
 }
 
-// mustBeSound fails the test if a token bucket differs from the result of model(), or if the kernel would round its values.
+// mustBeSound fails the test if a token bucket differs from that of model, or if the kernel would round its values.
 func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	t.Helper()
 	got := l.bucket(mtu, latency, false)
@@ -74,8 +74,7 @@ func mustBeSound(t *testing.T, l Limit, mtu int, latency time.Duration) {
 	}
 }
 
-// TestFairQueueOf checks the parameters of fair queues. Fast links get the kernel's default target and interval. Slow links get a longer
-// target and fewer packets.
+// Fair queues of fast links get the kernel's default target and interval; slow links get a longer target and fewer packets.
 func TestFairQueueOf(t *testing.T) {
 	for _, c := range []struct {
 		rate    uint64

@@ -10,8 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// check() compares the kernel objects of the limits with the wanted values. The wanted values are the values of ADD, or the values that an
-// admin set later.
+// check compares the kernel objects of the limits with the values of ADD, or those that an admin set later.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -40,7 +39,7 @@ func check(r *plugin.Request) error {
 	return want.check(r, host, link, recorded)
 }
 
-// check() compares the limits of a state with the kernel's. The argument `recorded` says whether the state comes from a record.
+// check compares the limits of a state with the kernel's. recorded says whether the state comes from a record.
 func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, recorded bool) error {
 	of, err := st.observe(host, link, host.Shaped)
 	if err != nil {
@@ -59,15 +58,15 @@ func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, re
 	}
 	ifb := of.Egress.link
 	err = checkFilters(host, link, kernel.Receiving, "egress", ifb.Index)
-	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. If the ifb device is in this group,
-	// Podlace set the limits, and the record is lost.
+	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. A device in the group is Podlace's,
+	// and its record is lost.
 	if err != nil || recorded || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
 		return err
 	}
 	return attachment.LostRecord(r)
 }
 
-// check() compares a limit with the wanted one, and looks for filters ahead of it. Without a record it accepts what the reference plugin
+// check compares a limit with the wanted one, and looks for filters ahead of it. Without a record it accepts what the reference plugin
 // makes: another burst, another queue length, and a redirect without short frames.
 func (e observedLimit) check(host *kernel.Node, limit string, want kernel.Bucket, ours bool) error {
 	if e.lost != "" && (ours || !e.passesShort) {
@@ -82,9 +81,8 @@ func (e observedLimit) check(host *kernel.Node, limit string, want kernel.Bucket
 	return checkFilters(host, e.link, kernel.Sending, limit, 0)
 }
 
-// checkFilters returns an error if another program's tc filter takes or drops all frames before they reach the limit. The argument `own` is
-// the ifindex to which the limit's own filter redirects, or 0. No CNI operation of Podlace removes the other filter, because the other
-// program may need it.
+// checkFilters fails if another program's tc filter takes or drops all frames before they reach the limit. own is the ifindex to which the
+// limit's own filter redirects, or 0. Podlace never removes the other filter, because its program may need it.
 func checkFilters(host *kernel.Node, link kernel.Link, side kernel.Side, limit string, own int) error {
 	captor, ok, err := host.Captor(link, side)
 	if err != nil || !ok || !captor.Drops && captor.To == own {

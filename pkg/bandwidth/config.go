@@ -12,14 +12,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Both is a pair of values, one for each direction. Directions are named from the pod's side: ingress is the traffic that the pod receives.
+// Both is a pair of values, one for each direction as seen from the pod, which receives ingress.
 type Both[T any] struct {
 	Ingress T `json:"ingress,omitzero"`
 	Egress  T `json:"egress,omitzero"`
 }
 
-// Limit is the limit that was requested for one direction. The request comes from the conflist, the runtime, the pod or an admin. A zero
-// rate means no limit. If the field Burst is zero, Podlace derives a burst from the rate.
+// Limit is what the conflist, the runtime, the pod or an admin requested for one direction. A zero rate means no limit; a zero Burst is
+// derived from the rate.
 type Limit struct {
 	Rate      uint64 `json:"rate"`                // bits per second
 	Burst     uint64 `json:"burst,omitempty"`     // bits
@@ -34,11 +34,11 @@ type Config struct {
 	Latency time.Duration // maximum wait of a packet
 }
 
-// unlimited() reports whether neither direction has a limit.
+// unlimited reports whether neither direction has a limit.
 func (c Config) unlimited() bool { return c.Allowed == Both[Limit]{} }
 
-// The type rawLimits mirrors the JSON keys of the limits in the plugin's configuration and in runtimeConfig.bandwidth. A value is nil if
-// its key is missing or null. The function number() parses a value, so that an error about a wrong type contains the key.
+// rawLimits has the JSON keys of the limits, both of the configuration and of runtimeConfig.bandwidth. A missing or null key is nil. Values
+// are left to number, so that an error about a wrong type names the key.
 type rawLimits struct {
 	IngressRate  *json.RawMessage `json:"ingressRate"`
 	IngressBurst *json.RawMessage `json:"ingressBurst"`
@@ -60,8 +60,8 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// The constants minRate and maxRate are the bounds of a rate. A pod with a rate below minRate would seem to have no connection, and no
-// interface reaches a rate above maxRate. If a runtime passes a rate outside these bounds, the plugin uses the nearest bound.
+// A pod below minRate would seem to have no connection, and no interface exceeds maxRate. Rates of the runtime outside these bounds are
+// clamped.
 const (
 	minRate = 1_000           // 1 kbit/s
 	maxRate = 100_000_000_000 // 100 Gbit/s
@@ -70,12 +70,10 @@ const (
 // maxBytes is the maximum burst in bytes: tc stores a burst in 32 bits.
 const maxBytes = math.MaxUint32
 
-// Keys returns an empty struct that mirrors the JSON of the configuration. The function plugin.SchemaOf derives the JSON schema of the
-// configuration from this struct.
+// Keys returns an empty configuration, from whose type plugin.SchemaOf derives the JSON schema.
 func Keys() any { return rawConfig{} }
 
-// Parse reads and validates the configuration of ADD, CHECK or STATUS. If the conflist contains a limit, Parse ignores all limits from the
-// runtime.
+// Parse reads and validates the configuration of ADD, CHECK or STATUS. A limit in the conflist overrides all limits of the runtime.
 func Parse(r *plugin.Request) (Config, error) {
 	var raw rawConfig
 	if err := r.Decode(&raw); err != nil {
@@ -117,12 +115,10 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// annotation() returns the name of the pod annotation that sets the burst of a direction in bits. Kubernetes itself defines no annotation
-// for a burst.
+// annotation returns the name of the pod annotation for the burst of a direction in bits, for which Kubernetes has none.
 func annotation(direction string) string { return "podlace.io/" + direction + "-burst" }
 
-// requestedLimit returns the limit that was requested for a direction. If a pod annotation sets the burst, requestedLimit ignores the
-// runtime's burst.
+// requestedLimit returns the limit requested for a direction. A burst in a pod annotation overrides that of the runtime.
 func requestedLimit(direction string, rate, burst *json.RawMessage, annotations map[string]string) (l Limit, err error) {
 	if l.Rate, err = number(direction+"Rate", rate); err != nil {
 		return l, err
@@ -146,8 +142,7 @@ func requestedLimit(direction string, rate, burst *json.RawMessage, annotations 
 	return l, nil
 }
 
-// clamp() returns an error for an invalid limit in the configuration file. If a limit from the runtime is outside the bounds, clamp()
-// changes the limit to the nearest bound.
+// clamp returns an error for an invalid limit in the configuration file, but moves one of the runtime to the nearest bound.
 func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst uint64) (Limit, error) {
 	rate, burst := l.Rate, l.Burst
 	switch {
@@ -172,16 +167,16 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		l.Burst = most
 		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
-		// If no annotation sets the burst, runtimes send a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9 bits. With such a burst,
-		// at least the first quarter of a gigabyte would pass without any limit.
+		// Without an annotation, runtimes send a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9 bits. At least the first quarter of a
+		// gigabyte would pass without any limit.
 		r.Log.Debug("burst of the runtime means unlimited; deriving one from the rate", "direction", direction, "burst", burst)
 		l.Burst = 0
 	}
 	return l, nil
 }
 
-// The constants minLatency and maxLatency are the bounds of the latency. Timers are too imprecise for a latency below minLatency. With a
-// latency above maxLatency, senders would time out before their packets leave the queue.
+// Timers are too imprecise for a latency below minLatency, and above maxLatency, senders would time out before their packets leave the
+// queue.
 const (
 	minLatency = time.Millisecond
 	maxLatency = 10 * time.Second
@@ -199,7 +194,7 @@ func parseLatency(text string) (time.Duration, error) {
 	return latency, nil
 }
 
-// number() parses a JSON value that is a number of bits.
+// number parses a JSON number of bits.
 func number(key string, raw *json.RawMessage) (uint64, error) {
 	if raw == nil {
 		return 0, nil

@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		runtime(`"ingressRate":100000000001`):                    {Ingress: limit(1e11, 0)},
 		runtime(`"ingressRate":18446744073709551615`):            {Ingress: limit(1e11, 0)},
 		runtime(`"ingressBurst":4294967295,"egressBurst":7`):     {}, // runtimes send a burst with or without a rate
-		// If the conflist contains any limit, Parse ignores all limits from the runtime.
+		// Any limit in the conflist overrides all limits of the runtime.
 		`"ingressRate":1000000,"ingressBurst":8000,` + runtime(`"ingressRate":5,"egressRate":2000000`): {Ingress: limit(1e6, 8000)},
 		`"egressBurst":0,` + runtime(`"ingressRate":2000000`):                                          {},
 	} {
@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestUnlimitedBursts (S-14) checks that Podlace ignores the huge bursts that runtimes send if no annotation sets a burst.
+// Without an annotation for the burst, the huge bursts that runtimes send are ignored (S-14).
 func TestUnlimitedBursts(t *testing.T) {
 	for _, c := range []struct {
 		max         string
@@ -77,8 +77,7 @@ func TestUnlimitedBursts(t *testing.T) {
 	}
 }
 
-// TestAnnotations checks that a pod can set its burst with an annotation, up to the maximum burst. The value of the annotation may be any
-// Kubernetes quantity.
+// A pod can set its burst with an annotation, any Kubernetes quantity up to the maximum burst.
 func TestAnnotations(t *testing.T) {
 	annotated := func(rate int, ingress string) string {
 		return fmt.Sprintf(`"runtimeConfig":{"bandwidth":{"ingressRate":%d,"ingressBurst":4294967295,"egressRate":5000000,"egressBurst":4294967295},
@@ -124,8 +123,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestClampIsLogged (S-14) checks that a runtime's rate outside the bounds is changed to the nearest bound, and that the plugin logs this
-// change.
+// A runtime's rate outside the bounds is clamped, and that is logged (S-14).
 func TestClampIsLogged(t *testing.T) {
 	for _, direction := range []string{"ingress", "egress"} {
 		for asked, applied := range map[uint64]uint64{
@@ -143,7 +141,7 @@ func TestClampIsLogged(t *testing.T) {
 	}
 }
 
-// TestParseRefused (S-14) checks that Parse returns an error for values that no runtime sends.
+// Parse refuses values that no runtime sends (S-14).
 func TestParseRefused(t *testing.T) {
 	for keys, says := range map[string]string{
 		`"ingressRate":-1`:                              "ingressRate -1: want a whole number of bits, not negative",
@@ -197,7 +195,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that each error of Parse has an error code, and that each accepted value is within the bounds.
+// FuzzParse checks that each error has a code, and that each accepted value is within the bounds.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ingressRate":1}`, `{"ingressRate":1e3}`, `{"egressRate":18446744073709551616,"egressBurst":1}`,
 		"{" + runtime(`"ingressRate":5,"ingressBurst":-1`) + "}",

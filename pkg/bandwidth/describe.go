@@ -8,8 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// Rates returns the limits in a record of the bandwidth plugin, in bits per second. Ingress is the traffic that the pod receives. A rate of
-// 0 means no limit.
+// Rates returns the limits in a bandwidth record in bits per second, where 0 means no limit. Ingress is the traffic that the pod receives.
 func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 	st, err := attachment.StateOf[state](rec)
 	if st.Ingress != nil {
@@ -21,7 +20,7 @@ func Rates(rec attachment.Record) (ingress, egress uint64, err error) {
 	return ingress, egress, err
 }
 
-// Objects describes the kernel objects that enforce the recorded limits of an attachment. Each returned line describes one kernel object.
+// Objects returns one line for each kernel object that enforces the recorded limits.
 func Objects(rec attachment.Record) (lines []string, err error) {
 	st, err := attachment.StateOf[state](rec)
 	if st.Ingress != nil {

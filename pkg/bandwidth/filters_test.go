@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// filters() runs a script of tc(8) commands. In the script, HOST stands for the host side of the pod's veth pair, and IFB for the ifb
-// device of attachment "a". filters() returns false if the kernel lacks a classifier or an action.
+// filters runs tc(8) commands, in which HOST is the host side of the pod's veth pair, and IFB the ifb device of attachment "a". ok is false
+// if the kernel lacks a classifier or an action.
 func (l lab) filters(t *testing.T, script string) (ok bool) {
 	t.Helper()
 	words := strings.NewReplacer("HOST", l.hostSide.Name, "IFB", l.ifb("a"), "ALL", "protocol all u32 match u32 0 0")
@@ -30,8 +30,7 @@ const (
 	elsewhere = "action mirred egress redirect dev lo"
 )
 
-// TestCheckTellsFilters (C-64) checks that CHECK fails if another program's filter drops or redirects all frames before the limit can count
-// them.
+// CHECK fails if another program's filter drops or redirects all frames before the limit can count them (C-64).
 func TestCheckTellsFilters(t *testing.T) {
 	kerneltest.Slow(t)
 	if _, err := exec.LookPath("tc"); err != nil {
@@ -72,7 +71,7 @@ func TestCheckTellsFilters(t *testing.T) {
 	}
 }
 
-// TestCheckAllowsFilters checks that CHECK accepts other programs' filters if these filters do not bypass a limit.
+// CHECK accepts other programs' filters that do not bypass a limit.
 func TestCheckAllowsFilters(t *testing.T) {
 	kerneltest.Slow(t)
 	if _, err := exec.LookPath("tc"); err != nil {

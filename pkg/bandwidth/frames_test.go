@@ -16,8 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// broadcastFrame returns a broadcast frame of the given total length. The last argument lists the frame's EtherTypes. The EtherTypes of
-// VLAN tags come first.
+// broadcastFrame returns a broadcast frame of the given total length, with these EtherTypes, those of VLAN tags first.
 func broadcastFrame(length int, types ...uint16) []byte {
 	out := []byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01")
 	for i, t := range types {
@@ -31,8 +30,7 @@ func broadcastFrame(length int, types ...uint16) []byte {
 
 const experiment = 0x88b5 // IEEE 802 local experiments
 
-// TestEveryFrameCounts (S-41) checks that the egress limit covers every frame that a pod can send, for all lengths, VLAN tags and
-// protocols.
+// The egress limit covers every frame that a pod can send, for all lengths, VLAN tags and protocols (S-41).
 func TestEveryFrameCounts(t *testing.T) {
 	l := quietLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 1e9)))
@@ -83,7 +81,7 @@ func TestEveryFrameCounts(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestShortFramesLimited (S-41) checks the egress rate of a pod that sends the shortest frames as fast as possible.
+// The egress rate holds for a pod that sends the shortest frames as fast as possible (S-41).
 func TestShortFramesLimited(t *testing.T) {
 	kerneltest.Slow(t)
 	l := quietLab(t)
@@ -121,7 +119,7 @@ func TestShortFramesLimited(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// passShortFrames replaces an attachment's redirect filter by one that does not match short frames, as the reference plugin makes it.
+// passShortFrames replaces an attachment's redirect by one like the reference plugin's, which does not match short frames.
 func (l lab) passShortFrames() {
 	l.Helper()
 	ifb := l.link(l.ifb("a"))
@@ -132,7 +130,7 @@ func (l lab) passShortFrames() {
 	}))
 }
 
-// redirection() returns which frames of the host side are redirected to the attachment's ifb device.
+// redirection returns which frames of the host side are redirected to the attachment's ifb device.
 func (l lab) redirection() kernel.Redirection {
 	l.Helper()
 	have, err := l.host.Redirected(l.hostSide, l.link(l.ifb("a")))
@@ -140,8 +138,7 @@ func (l lab) redirection() kernel.Redirection {
 	return have
 }
 
-// TestShortFramesRestored checks that CHECK fails if the redirect ignores short frames. Reload, ADD and a change of the limits by an admin
-// replace such a redirect.
+// CHECK fails if the redirect ignores short frames; reload, ADD and an admin's change of the limits replace it.
 func TestShortFramesRestored(t *testing.T) {
 	for what, restore := range map[string]func(lab){
 		"reload": func(l lab) { l.must(Restore(l.host, discard())) },
@@ -181,8 +178,7 @@ func keysOf(filters []netlink.Filter) (keys []int) {
 	return keys
 }
 
-// TestReferenceDeviceDown checks that CHECK fails if the device of an egress limit is down. CHECK also fails if a device that the reference
-// plugin created is down.
+// CHECK fails if the device of an egress limit is down, also one of the reference plugin.
 func TestReferenceDeviceDown(t *testing.T) {
 	for what, recorded := range map[string]bool{"recorded": true, "without a record": false} {
 		t.Run(what, func(t *testing.T) {
@@ -199,8 +195,8 @@ func TestReferenceDeviceDown(t *testing.T) {
 	}
 }
 
-// TestReferenceRedirectReplaced checks that CHECK accepts the reference plugin's redirect if the pod has no record. The command 'podlace
-// reload' replaces this redirect. After the replacement, neither DEL of Podlace nor DEL of the reference plugin leaves any state.
+// Without a record, CHECK accepts the reference plugin's redirect, and 'podlace reload' replaces it. Neither plugin's DEL then leaves any
+// state.
 func TestReferenceRedirectReplaced(t *testing.T) {
 	kerneltest.Slow(t)
 	for what, del := range map[string]func(lab){
@@ -227,7 +223,7 @@ func TestReferenceRedirectReplaced(t *testing.T) {
 	}
 }
 
-// TestOthersRedirectStays checks that reload keeps a redirect whose target is not the ifb device of a limit.
+// Reload keeps a redirect whose target is not the ifb device of a limit.
 func TestOthersRedirectStays(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB("mirror0", l.hostSide)

@@ -12,8 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestRestoredByVerbs (F-21) checks GC, STATUS and CHECK after another program has removed the qdiscs. GC and STATUS must restore the
-// limits and log the repair. CHECK changes nothing.
+// After another program removed the qdiscs, GC and STATUS restore the limits and log the repair; CHECK changes nothing (F-21).
 func TestRestoredByVerbs(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -47,8 +46,8 @@ func TestRestoredByVerbs(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestStatusNeverWaits (C-72) checks that STATUS succeeds while another process holds the attachment's lock. While the lock is held, STATUS
-// restores nothing and logs nothing. If a pod's link was deleted, STATUS logs this only once.
+// While another process holds the attachment's lock, STATUS succeeds without restoring or logging anything. A pod's deleted link is logged
+// only once (C-72).
 func TestStatusNeverWaits(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Limits describes the limits of one attachment: the requested rates, the applied rates and the measured traffic.
+// Limits describes one attachment: the requested rates, the applied rates and the measured traffic.
 type Limits struct {
 	attachment.Key
 	Pod  string `json:"pod,omitempty"`
@@ -25,8 +25,8 @@ type Limits struct {
 	Both[*Direction]
 }
 
-// Direction describes the limit of one direction. The pod receives ingress and sends egress. The field Applied is nil in three cases: the
-// limit is missing in the kernel, an admin removed the limit, or the pod is dead.
+// Direction describes the limit of one direction, as seen from the pod, which receives ingress. Applied is nil if the limit is missing in
+// the kernel or was removed by an admin, or if the pod is dead.
 type Direction struct {
 	Asked   Limit
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set
@@ -65,15 +65,14 @@ func (l Limits) Missing() bool {
 	return l.Ingress != nil && l.Ingress.Missing != "" || l.Egress != nil && l.Egress.Missing != ""
 }
 
-// The type bucketSamples contains the token buckets of all links before and after an interval.
+// bucketSamples contains the token buckets of all links before and after an interval.
 type bucketSamples struct {
 	before, after map[int]kernel.Bucket
 	began         time.Time
 	took          time.Duration
 }
 
-// Look measures the traffic of attachments during an interval. Look returns the recorded limits of the attachments with the measured
-// traffic.
+// Look returns the recorded limits of attachments with their traffic, which it measures during an interval.
 func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, interval time.Duration) ([]Limits, error) {
 	if len(records) == 0 {
 		return []Limits{}, nil
@@ -106,8 +105,8 @@ func Look(ctx context.Context, host *kernel.Node, records []attachment.Record, i
 	return list, nil
 }
 
-// Read returns the recorded limits with the kernel's current counters. Read takes no lock and does not wait, so Read may report a limit as
-// missing while an ADD or DEL changes the limit. Read leaves out a record whose state cannot be decoded.
+// Read returns the recorded limits with the kernel's current counters, without those whose state cannot be decoded. It takes no lock, so it
+// may report a limit as missing that an ADD or DEL is changing.
 func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err error) {
 	if len(records) == 0 {
 		return nil, nil
@@ -128,9 +127,8 @@ func Read(host *kernel.Node, records []attachment.Record) (list []Limits, err er
 	return list, nil
 }
 
-// look() returns the limits of one attachment. The second result is false if a DEL has removed the attachment during the interval. If a
-// kernel object of a limit is missing, look() reads all kernel objects again under the lock, because a running ADD or DEL may be changing
-// them.
+// look returns the limits of one attachment. ok is false if a DEL has removed it during the interval. If a kernel object is missing, look
+// reads all of them again under the lock, because an ADD or DEL may be changing them.
 func (s bucketSamples) look(host *kernel.Node, key attachment.Key) (l Limits, ok bool, err error) {
 	rec, ok, err := attachment.RecordOf[state](key, pluginName)
 	if err != nil || !ok {
@@ -182,7 +180,7 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Of[state]) (Limi
 	return l, err
 }
 
-// setObserved stores in d what is missing, or the observed token bucket with its traffic and drops during the interval.
+// setObserved stores what is missing, or else the observed token bucket with its traffic and drops during the interval.
 func (d *Direction) setObserved(s bucketSamples, of observedLimit) {
 	if d.Missing = of.lost; d.Missing != "" {
 		return
@@ -196,13 +194,13 @@ func (d *Direction) setObserved(s bucketSamples, of observedLimit) {
 	d.Rate = uint64(float64(now.Sent-was.Sent) * 8 / s.took.Seconds())
 }
 
-// Records returns the records of the bandwidth plugin. Only attachments with limits have such a record.
+// Records returns the records of the bandwidth plugin, which only attachments with limits have.
 func Records(of []attachment.Record) []attachment.Record {
 	return slices.DeleteFunc(slices.Clone(of), func(rec attachment.Record) bool { return rec.Plugin != pluginName })
 }
 
-// Set changes the limits of a live pod in place. The arguments `ingress` and `egress` are rates in bits per second. The rate 0 removes the
-// limit, and nil does not change the limit. Set also changes the record, so that CHECK and Restore use the new limits until another ADD.
+// Set changes the limits of a live pod in place. The rates are in bits per second: 0 removes the limit, and nil keeps it. The record
+// changes too, so that CHECK and Restore use the new limits until another ADD.
 func Set(host *kernel.Node, key attachment.Key, ingress, egress *uint64) error {
 	att, rec, ok, err := attachment.Reopen[state](attachment.Waiting, key, pluginName)
 	if err == nil && !ok {

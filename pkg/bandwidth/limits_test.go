@@ -23,7 +23,7 @@ func (l lab) key(id string) attachment.Key {
 	return attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}
 }
 
-// look() returns the result of Look for the only attachment that has a record.
+// look returns the result of Look for the only attachment that has a record.
 func (l lab) look() Limits {
 	l.Helper()
 	all, _, err := attachment.Scan()
@@ -59,8 +59,7 @@ func TestParseRate(t *testing.T) {
 	}
 }
 
-// TestLook checks that Look returns two kinds of limits: the limits that the runtime requested, before any clamping, and the limits in the
-// kernel.
+// Look returns both the limits that the runtime requested, unclamped, and those in the kernel.
 func TestLook(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "runtimeConfig",
@@ -103,7 +102,7 @@ func quietLab(t *testing.T) lab {
 	return l
 }
 
-// The type counters contains the numbers that Look measures.
+// counters are the numbers that Look measures.
 type counters struct {
 	Rate                           uint64
 	Dropped, DroppedTotal, Waiting uint32
@@ -113,8 +112,7 @@ func measured(d *Direction) counters {
 	return counters{d.Rate, d.Dropped, d.Applied.Dropped, d.Applied.Waiting}
 }
 
-// TestMeasured checks the numbers that Look measures: the bytes sent and the packets dropped in an interval, and the bytes in the queue at
-// the end of the interval.
+// TestMeasured checks the bytes sent and packets dropped in an interval, and the bytes in the queue at its end.
 func TestMeasured(t *testing.T) {
 	l := quietLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(1000, 1000)))
@@ -156,7 +154,7 @@ func TestMeasured(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestMeasuredAnew checks the numbers for a token bucket that was recreated during the interval. The new bucket's counters begin at zero.
+// The counters of a token bucket that was recreated during the interval begin at zero.
 func TestMeasuredAnew(t *testing.T) {
 	var d Direction
 	before := kernel.Bucket{Counters: kernel.Counters{Sent: 9000, Dropped: 9}}
@@ -168,7 +166,7 @@ func TestMeasuredAnew(t *testing.T) {
 	}
 }
 
-// TestMeasuredAfterWait checks that the time spent waiting for a lock is part of the measured interval.
+// The wait for a lock is part of the measured interval.
 func TestMeasuredAfterWait(t *testing.T) {
 	l := quietLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -181,7 +179,7 @@ func TestMeasuredAfterWait(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLookWaits checks that Look waits for a running ADD or DEL before it reports a kernel object as missing.
+// Look waits for a running ADD or DEL before it reports a kernel object as missing.
 func TestLookWaits(t *testing.T) {
 	l := newLab(t)
 	for _, then := range []struct {
@@ -224,7 +222,7 @@ func TestLookWaits(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSet checks that Set changes the limits of a live pod in place. CHECK and Restore use the changed limits until the next ADD.
+// Set changes the limits of a live pod in place, and CHECK and Restore use them until the next ADD.
 func TestSet(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "latency", "50ms"))
@@ -271,7 +269,7 @@ func TestSet(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetInPlace checks that Set does not recreate the bucket and the device, so their counters continue.
+// Set recreates neither bucket nor device, so their counters continue.
 func TestSetInPlace(t *testing.T) {
 	l := quietLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -286,7 +284,7 @@ func TestSetInPlace(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestSetFails checks that Set restores the limits and the record if Set changes the ingress limit but cannot set the egress limit.
+// If the egress limit cannot be set, Set restores the ingress limit and the record.
 func TestSetFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -313,8 +311,7 @@ func TestSetFails(t *testing.T) {
 	}
 }
 
-// TestReplaceRecords checks that a limit stays in the record until its removal succeeds. If the process is killed before the removal, DEL
-// finds the limit in the record.
+// A limit stays in the record until its removal succeeds, so DEL finds it even if the process is killed before.
 func TestReplaceRecords(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))

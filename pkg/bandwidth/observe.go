@@ -8,7 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type observedLimit contains the kernel's objects of one limit.
+// observedLimit contains the kernel's objects of one limit.
 type observedLimit struct {
 	link        kernel.Link // carries the token bucket: the host side, or the ifb device
 	bucket      kernel.Bucket
@@ -19,7 +19,7 @@ type observedLimit struct {
 // A bucketReader returns the token bucket of a link: kernel.NS.Shaped asks the kernel, and bucketsFrom looks in a list.
 type bucketReader func(kernel.Link) (b kernel.Bucket, ok bool, err error)
 
-// observe() finds the kernel objects of the limits in a state. CHECK, restore and `podlace limits` decide by its result.
+// observe finds the kernel objects of a state's limits. CHECK, restore and `podlace limits` decide by its result.
 func (st state) observe(host *kernel.Node, link kernel.Link, read bucketReader) (of Both[observedLimit], err error) {
 	bucket := func(on kernel.Link) (observedLimit, error) {
 		b, ok, err := read(on)

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// redirectItself redirects the pod's egress to an ifb device inside the pod. This ifb device delays the packets. redirectItself calls
-// send(), removes the redirect, and then releases the delayed packets.
+// redirectItself redirects the pod's egress to an ifb device inside the pod, which delays packets. It calls send, removes the redirect, and
+// then releases the packets.
 func redirectItself(send func() error) error {
 	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "own0", TxQLen: 1000}}); err != nil {
 		return err
@@ -43,9 +43,9 @@ func redirectItself(send func() error) error {
 	return netlink.QdiscChange(bucket)
 }
 
-// TestOwnRedirectPassesLimit checks a known gap, which SECURITY.md describes: a pod with CAP_NET_ADMIN can bypass its own egress limit with
-// an ifb device. The bypass works because of the packet's mark tc_skip_classify. The kernel sets the mark at the first redirect, and keeps
-// it when the packet enters another namespace. If TestOwnRedirectPassesLimit fails, the kernel has closed this gap.
+// TestOwnRedirectPassesLimit checks a known gap, described in SECURITY.md: a pod with CAP_NET_ADMIN can bypass its own egress limit with an
+// ifb device. The first redirect sets the mark tc_skip_classify, which packets keep in another namespace. The test fails once the kernel
+// closes this gap.
 func TestOwnRedirectPassesLimit(t *testing.T) {
 	const copies = 20
 	l := quietLab(t)

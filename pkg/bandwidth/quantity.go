@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// parseQuantity parses a Kubernetes quantity, such as 20M, 1.5Gi or 2e6. The syntax is defined in k8s.io/apimachinery/pkg/api/resource.
-// parseQuantity rounds a fraction up, as Kubernetes does. The second result is false if the text is not a quantity.
+// parseQuantity parses a Kubernetes quantity (k8s.io/apimachinery/pkg/api/resource) such as 20M, 1.5Gi or 2e6. Like Kubernetes, it rounds a
+// fraction up. ok is false if the text is no quantity.
 func parseQuantity(text string) (n *big.Int, ok bool) {
 	if len(text) > 40 {
 		return nil, false
@@ -53,7 +53,7 @@ func factorOf(suffix string) (*big.Rat, bool) {
 	return new(big.Rat).SetString(fmt.Sprintf("1e%d", exponent))
 }
 
-// ParseRate parses a rate in bits per second, in the syntax of the pod annotations. The text "none" means 0.
+// ParseRate parses a rate in bits per second, in the syntax of the pod annotations. "none" means 0.
 func ParseRate(text string) (uint64, error) {
 	if text == "none" {
 		return 0, nil

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Each constant "stateOf…" is a recorded state in version 1 of the record format. The format of version 1 must never change, not even by a
-// single byte. After an upgrade or a rollback, a release must be able to read the other release's records.
+// Recorded states in version 1 of the format, which must not change by a single byte: after an upgrade or a rollback, each release must
+// read the other's records.
 const (
 	stateOfADD = `{"link":"bwt0","index":7,"ifb":"bwpc3a99edf74e2","ingress":{"rate":20000000,"burst":10000,"limit":50197},` +
 		`"egress":{"rate":10000000,"burst":500000,"limit":131108},"asked":{"ingress":{"rate":20000000,"burst":4294967295},` +
@@ -37,7 +37,7 @@ var annotatedConfig = []any{"latency", "20ms", "runtimeConfig", object{
 	"io.kubernetes.cri.pod-annotations": object{"podlace.io/egress-burst": "4M"},
 }}
 
-// TestStateFormat checks that no data is lost when a recorded state is parsed and formatted again.
+// Parsing and formatting a recorded state loses no data.
 func TestStateFormat(t *testing.T) {
 	for _, text := range []string{stateOfADD, stateOfAdmin, stateOfLifted, stateOfFair} {
 		var st state
@@ -54,7 +54,7 @@ func TestStateFormat(t *testing.T) {
 	}
 }
 
-// TestStatePlanned checks that the state that plan() computes has the format of the recorded states.
+// The state that plan returns has the format of the recorded states.
 func TestStatePlanned(t *testing.T) {
 	config, err := json.Marshal(object{annotatedConfig[0].(string): annotatedConfig[1], annotatedConfig[2].(string): annotatedConfig[3]})
 	if err != nil {
@@ -71,7 +71,7 @@ func TestStatePlanned(t *testing.T) {
 	}
 }
 
-// TestRecordRead checks that all CNI operations can use a record that ADD or an admin wrote.
+// All CNI operations can use a record that ADD or an admin wrote.
 func TestRecordRead(t *testing.T) {
 	l := newLab(t)
 	fair := regexp.MustCompile(`,"fair":{[^}]*}`)
@@ -123,8 +123,7 @@ func TestRecordRead(t *testing.T) {
 	}
 }
 
-// TestRecordGoesWithLink checks that ADD sets WithLink in the record. If WithLink is set, the plugin that deletes the link also deletes the
-// record.
+// ADD sets WithLink in the record, so that the plugin that deletes the link also deletes the record.
 func TestRecordGoesWithLink(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

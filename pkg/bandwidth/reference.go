@@ -15,9 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// delUnrecorded removes the limits of an attachment without a record. An attachment without a record has lost its record, or the reference
-// plugin created its limits. delUnrecorded finds the ifb device by its name. Most attachments without a record have no limits at all.
-// Therefore delUnrecorded searches for limits only if the configuration or prevResult contains limits.
+// delUnrecorded removes the limits of an attachment whose record is lost, or that the reference plugin created. It finds the ifb device by
+// its name. Most attachments without a record have no limits, so it searches only if the configuration or prevResult contains some.
 func delUnrecorded(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	asked := err != nil || !cfg.unlimited()
@@ -45,9 +44,8 @@ func delUnrecorded(r *plugin.Request) error {
 	return errors.Join(errs...)
 }
 
-// unshapePod removes the pod's ingress limit. If the namespace is unknown, unshapePod searches for a link with the name that Podlace's
-// bridge plugin gives to the host side. If another main plugin created the link, the DEL of this main plugin deletes the link together with
-// the limit.
+// unshapePod removes the pod's ingress limit. If the namespace is unknown, it looks for a link with the name that Podlace's bridge gives to
+// the host side; the DEL of any other main plugin deletes link and limit together.
 func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	link, ok, err := host.Link(attachment.KeyOf(r).HostVeth())
 	ok = ok && link.LeadsGroup() // any other link with that name belongs to another program
@@ -66,8 +64,8 @@ func unshapePod(r *plugin.Request, host *kernel.Node) error {
 	return host.Unshape(link)
 }
 
-// delDevice deletes the redirect to the ifb device with the given name, and then the ifb device. Two attachments can have the same device
-// name, so delDevice keeps a device that another attachment uses.
+// delDevice deletes the redirect to the ifb device with the given name, and then the device, unless another attachment with the same device
+// name uses it.
 func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	ifb, ok, err := ifbDevice(host, name)
 	if err != nil || !ok {
@@ -88,8 +86,7 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	return deleteLimits(host, state{Link: from.Name, Index: from.Index, IFB: name, Clsact: true})
 }
 
-// restoreReferenceRedirects replaces redirects that the reference plugin created for attachments without a record. A redirect of the
-// reference plugin does not match short frames.
+// restoreReferenceRedirects replaces redirects of the reference plugin, which do not match short frames, if their attachment has no record.
 func restoreReferenceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()
 	errs := []error{err}
@@ -115,23 +112,23 @@ func restoreReferenceRedirects(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// isRecorded reports whether any attachment has a record for which the function matches() returns true.
+// isRecorded reports whether any attachment's record matches.
 func isRecorded(matches func(state) bool) (bool, error) {
 	records, err := attachment.States[state](attachment.AllOf(pluginName))
 	return slices.ContainsFunc(records, func(rec attachment.Of[state]) bool { return matches(rec.State) }), err
 }
 
-// isRecordedDevice reports whether the record of any attachment contains an ifb device with the given name.
+// isRecordedDevice reports whether any record contains an ifb device with the given name.
 func isRecordedDevice(name string) (bool, error) {
 	return isRecorded(func(st state) bool { return st.IFB == name })
 }
 
-// mayBelongToPod reports whether a link can be the host side of the pod's interface. The frames of this link are redirected to an ifb
-// device. The name of an ifb device is computed from the container and the interface. mayBelongToPod accepts the link if the name of its
-// ifb device fits the attachment, even if the pod has renamed its interface. Otherwise mayBelongToPod accepts only a link whose end in the
-// pod has the interface name of the request. The reference plugin uses one device name for all interfaces of a container, so the device
-// name alone does not identify the interface. If the namespace is unknown, mayBelongToPod returns true. A live pod keeps its traffic even
-// if mayBelongToPod returns true by mistake, because DEL removes the redirect before the device.
+// mayBelongToPod reports whether link, whose frames are redirected to the ifb device, can be the host side of the pod's interface. The
+// device name is computed from container and interface, so it is enough, even if the pod has renamed its interface. The reference plugin
+// has one name for all interfaces of a container, so otherwise the end in the pod must have the requested name.
+//
+// If the namespace is unknown, the answer is true. A mistake costs a live pod no traffic, because DEL removes the redirect before the
+// device.
 func mayBelongToPod(r *plugin.Request, host *kernel.Node, link kernel.Link, device string) (bool, error) {
 	if r.Netns == nil {
 		return true, nil

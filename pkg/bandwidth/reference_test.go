@@ -22,8 +22,7 @@ func (l lab) removeRecord(key attachment.Key) {
 	l.must(os.Remove("/run/podlace/" + key.Network + "/bandwidth-" + key.Hash()))
 }
 
-// TestLostRecord checks that DEL without a record removes the limits that ADD set. DEL finds the limits by the names of their devices,
-// while the pod and its link still exist.
+// DEL without a record removes the limits that ADD set. While the pod and its link exist, it finds them by the names of their devices.
 func TestLostRecord(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, c := range map[string]struct {
@@ -61,8 +60,7 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestLeftOver (F-19) checks stale limits that any program left on the node. ADD adopts or replaces a stale ifb device, token bucket or
-// redirect. CHECK detects stale limits. After DEL, no state is left.
+// ADD adopts or replaces a stale ifb device, token bucket or redirect of any program. CHECK detects them, and DEL leaves none (F-19).
 func TestLeftOver(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, leave := range map[string]func(l lab, ifb kernel.Link) error{
@@ -101,9 +99,8 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestLostRecordOurBridge checks DEL without a record and without a namespace: DEL computes the link's name from the key. DEL removes the
-// token bucket only if the link is the leader of a device group. This proves that Podlace's bridge plugin created the link. Any other link
-// with the same name keeps its token bucket.
+// Without a record and a namespace, DEL computes the link's name from the key. It removes the token bucket only if the link leads a device
+// group, which proves that Podlace's bridge created it.
 func TestLostRecordOurBridge(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		l := connected(t)
@@ -123,7 +120,7 @@ func TestLostRecordOurBridge(t *testing.T) {
 	}
 }
 
-// TestLostRecordSet checks DEL for a limit that an admin set. In this test, prevResult does not contain the limit, and the record is lost.
+// DEL removes a limit that an admin set, although the record is lost and prevResult does not contain it.
 func TestLostRecordSet(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -135,14 +132,13 @@ func TestLostRecordSet(t *testing.T) {
 	}
 }
 
-// rename() renames the pod's interface.
 func (l lab) rename(to string) error {
 	return l.Pod.Do(func() error {
 		return netlink.LinkSetName(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.hostSide.Peer}}, to)
 	})
 }
 
-// TestLostRecordRenamed checks that DEL without a record works after the pod renamed its interface.
+// DEL without a record works after the pod renamed its interface.
 func TestLostRecordRenamed(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(0, 10e6)))
@@ -160,9 +156,8 @@ func TestLostRecordRenamed(t *testing.T) {
 	l.must(l.rename("eth0"))
 }
 
-// TestLostRecordSpares checks that DEL keeps another attachment's ifb device with the same name. Two attachments have the same device name
-// if network name and container ID form the same text when concatenated. The reference plugin also gives all interfaces of a container the
-// same device name.
+// DEL keeps another attachment's ifb device of the same name. Names are equal if network name and container ID concatenate to the same
+// text, and the reference plugin uses one for all interfaces of a container.
 func TestLostRecordSpares(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -190,9 +185,8 @@ func TestLostRecordSpares(t *testing.T) {
 	}
 }
 
-// TestReferenceDevice checks DEL of an ifb device that the reference plugin created for an interface other than eth0. The reference plugin
-// gives the ifb devices of all interfaces of a container the same name. DEL deletes a device with this name, with or without a redirect,
-// but only if it is an ifb device.
+// The reference plugin gives the ifb devices of all interfaces of a container the same name, here for another than eth0. DEL deletes it,
+// with or without a redirect, but only if it is an ifb device.
 func TestReferenceDevice(t *testing.T) {
 	l := newLab(t)
 	l.must(l.rename("net1"))

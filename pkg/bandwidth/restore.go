@@ -13,9 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore restores the limits of all live pods after another program removed a token bucket, an ifb device or a redirect. It also replaces
-// redirects that do not match short frames. A limit that has all its parts stays as it is. After an error in one attachment, Restore goes
-// on with the next.
+// Restore restores the limits of all live pods after another program removed a token bucket, an ifb device or a redirect, and replaces
+// redirects that do not match short frames. Complete limits stay as they are. An error in one attachment does not stop the others.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return errors.Join(restoreLimits(host, log, attachment.Waiting), restoreReferenceRedirects(host, log))
 }
@@ -43,8 +42,7 @@ func restoreLimits(host *kernel.Node, log *slog.Logger, locks attachment.Locker)
 	return errors.Join(errs...)
 }
 
-// restore() restores the limits of one attachment. Under the lock, restore() reads the record again, since the pod may have got new limits
-// or may be gone.
+// restore restores the limits of one attachment. It reads the record again under the lock, since the pod may have new limits or be gone.
 func restore(host *kernel.Node, key attachment.Key, buckets map[int]kernel.Bucket, log *slog.Logger, locks attachment.Locker) error {
 	att, rec, ok, err := attachment.Reopen[state](locks, key, pluginName)
 	if err != nil || !ok {

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// TestMissingAndRestore removes each kernel object of the limits, as another program could do. Look reports the object as missing, and
-// Restore restores it. Restore does not change the objects that still exist.
+// If another program removes any kernel object of the limits, Look reports it as missing, and Restore restores it without changing the
+// others.
 func TestMissingAndRestore(t *testing.T) {
 	kerneltest.Slow(t)
 	ifb := func(l lab) kernel.Link { return l.link(l.ifb("a")) }
@@ -68,8 +68,7 @@ func TestMissingAndRestore(t *testing.T) {
 	}
 }
 
-// TestNotRestored checks that Restore does not change the link of a dead pod. Restore must also not change a link of another program that
-// has the recorded name.
+// Restore changes neither the link of a dead pod nor another program's link with the recorded name.
 func TestNotRestored(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -109,8 +108,7 @@ func TestNotRestored(t *testing.T) {
 	}
 }
 
-// TestNotRestoredToTheDead checks that Restore treats a pod as dead if the path of its namespace is gone, even while an open file keeps the
-// namespace alive.
+// A pod whose namespace path is gone counts as dead, even while an open file keeps the namespace alive.
 func TestNotRestoredToTheDead(t *testing.T) {
 	l := connected(t)
 	l.OK(l.Call("ADD", "a"))
@@ -124,7 +122,7 @@ func TestNotRestoredToTheDead(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "CNI_NETNS", ""))
 }
 
-// TestRenamed checks that the plugin finds a renamed host side by its ifindex, and that a changed MTU does not change the limit.
+// A renamed host side is found by its ifindex, and a changed MTU does not change the limit.
 func TestRenamed(t *testing.T) {
 	l := connectedAs(t, "bwt1")
 	rename := func(to string) {
@@ -147,7 +145,7 @@ func TestRenamed(t *testing.T) {
 	rename("bwt1")
 }
 
-// TestDamagedRecord checks that no CNI operation changes another program's link if a damaged record contains that link.
+// A damaged record with another program's link makes no CNI operation change that link.
 func TestDamagedRecord(t *testing.T) {
 	l := connected(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bwbr0"}}

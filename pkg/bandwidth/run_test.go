@@ -20,7 +20,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// The type lab is a node with one pod. The test connects the pod with a veth pair, because no main plugin runs.
+// lab is a node with one pod. No main plugin runs, so the test connects them with a veth pair.
 type lab struct {
 	kerneltest.Lab
 	host     *kernel.Node
@@ -92,7 +92,7 @@ func (l lab) ifb(id string) string {
 	return ifbName(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
 }
 
-// applied() returns the rates that the kernel applies, as a text "ingress/egress" in bits per second.
+// applied returns the rates that the kernel applies, as "ingress/egress" in bits per second.
 func (l lab) applied(id string) string {
 	l.Helper()
 	rate := func(name string) (rate uint64) {

@@ -28,8 +28,8 @@ func (l lab) byReference() {
 		}))
 }
 
-// TestTakenOver checks that DEL removes an ifb device of the reference plugin together with the redirect to it. A redirect without its
-// target device would drop all packets that a live pod sends.
+// DEL removes an ifb device of the reference plugin together with the redirect to it, which would otherwise drop all packets that a live
+// pod sends.
 func TestTakenOver(t *testing.T) {
 	for what, lift := range map[string]func(lab){
 		"DEL without a record": func(l lab) { l.OK(l.Call("DEL", "a")) },
@@ -59,7 +59,7 @@ func TestTakenOver(t *testing.T) {
 	}
 }
 
-// TestAddAgainFails checks that a live pod keeps its limits if a repeated ADD cannot change them.
+// A live pod keeps its limits if a repeated ADD cannot change them.
 func TestAddAgainFails(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a", "runtimeConfig", limits(20e6, 0)))
@@ -79,7 +79,7 @@ func TestAddAgainFails(t *testing.T) {
 	l.must(l.host.DelLink(l.ifb("a")))
 }
 
-// TestTakeAwayKeepsDevice checks that DEL keeps the ifb device if the redirect to it cannot be removed.
+// DEL keeps the ifb device if the redirect to it cannot be removed.
 func TestTakeAwayKeepsDevice(t *testing.T) {
 	l := newLab(t)
 	ifb, err := l.host.EnsureIFB(l.ifb("a"), l.hostSide)

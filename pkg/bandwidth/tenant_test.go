@@ -15,13 +15,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The type attack is a test setup with two pods. The pod `victim` has limits. In the pod `tenant`, the test replaces eth0 by an interface
-// with the same ifindexes as the victim's link pair. A tenant can choose these ifindexes, because each namespace has its own ifindexes. The
-// tenant's own link pair consists of bwt1 on the host and real0 in the pod.
+// attack is a setup with two pods. The victim has limits. The tenant's eth0 is replaced by an interface with the ifindexes of the victim's
+// link pair, which a tenant can choose, because each namespace has its own. The tenant's own pair is bwt1 on the host and real0 in the pod.
 type attack struct{ victim, tenant lab }
 
-// connectPair replaces the pod's link pair by a pair of the given kind. The pod's end of the new pair keeps the ifindex that it had on the
-// host. Therefore different pods have different ifindexes.
+// connectPair replaces the pod's link pair by one of the given kind. The pod's end keeps the ifindex that it had on the host, so different
+// pods have different ones.
 func (l *lab) connectPair(kind string) {
 	l.Helper()
 	name := l.hostSide.Name
@@ -34,7 +33,7 @@ func (l *lab) connectPair(kind string) {
 	l.must(l.host.SetUp(l.hostSide))
 }
 
-// prepare() connects the victim and the tenant with pairs of the given kind. Only the victim gets limits.
+// prepare connects victim and tenant with pairs of the given kind. Only the victim gets limits.
 func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	a = attack{victim: connectedAs(t, "bwt0"), tenant: connectedAs(t, "bwt1")}
 	err := kerneltest.ForgePair(kind, "kt-probe0", 0, "kt-probe1", 0)
@@ -49,7 +48,7 @@ func prepare(t *testing.T, kind string) (a attack, ok bool) {
 	return a, true
 }
 
-// strike() replaces the tenant's eth0 by an interface with the ifindexes of the victim's pair.
+// strike replaces the tenant's eth0 by an interface with the ifindexes of the victim's pair.
 func (a attack) strike(kind string) {
 	a.tenant.Helper()
 	a.tenant.must(a.tenant.Pod.Do(func() error {
@@ -70,8 +69,7 @@ func (a attack) unharmed(when string) {
 	a.victim.OK(a.victim.Call("CHECK", "a"))
 }
 
-// TestForgedPeer (C-50) checks that a tenant cannot affect another pod by giving its own interface the ifindexes of the other pod's link
-// pair.
+// A tenant cannot affect another pod by giving its own interface the ifindexes of the other pod's link pair (C-50).
 func TestForgedPeer(t *testing.T) {
 	kerneltest.Slow(t)
 	own, slow := limits(20e6, 10e6), limits(1000, 1000)
@@ -129,8 +127,8 @@ func TestForgedPeer(t *testing.T) {
 	}
 }
 
-// delSameName calls DEL for an attachment whose ifb device has the same name as the victim's ifb device. Both names are equal, because
-// network name and container ID form the same text when concatenated.
+// delSameName calls DEL for an attachment whose ifb device is named like the victim's, because network name and container ID concatenate to
+// the same text.
 func (a attack) delSameName() {
 	a.victim.removeRecord(a.victim.key("a"))
 	twin := a.tenant
@@ -162,8 +160,7 @@ func (a attack) collect() {
 	}
 }
 
-// TestExchangedNames (C-50) checks a tenant that exchanges the names of its two interfaces. ADD and DEL for one of the interfaces must not
-// change the limits of the other interface.
+// If a tenant exchanges the names of its two interfaces, ADD and DEL for one do not change the limits of the other (C-50).
 func TestExchangedNames(t *testing.T) {
 	l := newLab(t)
 	netns, err := os.Open(l.Pod.Path)

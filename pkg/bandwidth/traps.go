@@ -8,14 +8,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns a list of valid but misleading settings. A setting is in this list if it has no effect, or if its name suggests another
-// effect. Findings does no I/O.
+// Findings returns settings that are valid but have no effect, or another one than their name suggests. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }
 
-// unloggedFindings returns findings about the capability "bandwidth", which Parse does not check. A configuration that contains limits does
-// not need this capability.
+// unloggedFindings returns findings about the capability "bandwidth", which Parse does not check and a configuration with limits does not
+// need.
 func unloggedFindings(config []byte) []plugin.Finding {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

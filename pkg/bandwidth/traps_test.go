@@ -20,9 +20,8 @@ func (l lab) addLog(id string, keys ...any) string {
 	return log
 }
 
-// TestMissingCapabilityIsLoggedOnce checks a plugin whose capability is missing or misspelt. Without the capability, the runtime passes no
-// limits, so all pods look like pods without limits. The first ADD logs the problem, and later ADDs do not. The plugin logs the problem
-// again after the configuration was changed.
+// If the capability is missing or misspelt, the runtime passes no limits, so all pods look like pods without any. The first ADD logs that,
+// later ones do not, and a changed configuration is logged again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -61,7 +60,6 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration checks the findings for a configuration file that a command reads.
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"bandwidth":true}}`:              "[]",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package child runs the external programs that a CNI operation needs, such as an external IPAM plugin or iptables. After a timeout, a
-// runtime kills only the plugin's process and not its child processes. A child process that continued to run could make changes after the
-// next DEL, and no later CNI operation would remove such changes.
+// runtime kills only the plugin's process. A child that ran on could make changes after the next DEL, which no later operation would
+// remove.
 package child
 
 import (
@@ -26,7 +26,7 @@ const maxOutput = 16 << 20
 // Buffer stores the output of a program, up to 16 MiB.
 type Buffer struct{ bytes.Buffer }
 
-// Write returns an error if the buffer is full. As a result, a program with too much output ends with the signal SIGPIPE.
+// Write returns an error if the buffer is full, so a program with too much output ends with SIGPIPE.
 func (b *Buffer) Write(p []byte) (int, error) {
 	if b.Len()+len(p) > maxOutput {
 		return 0, errors.New("too much output")
@@ -34,10 +34,10 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// Run runs cmd and kills it after the timeout. If the calling process dies, the kernel kills the program. The program inherits the open
-// lock file in the last argument, so the lock stays held until the program has ended.
+// Run runs cmd and kills it after the timeout. If the calling process dies, the kernel kills the program. It inherits the lock file hold,
+// so the lock stays held until the program has ended.
 func Run(cmd *exec.Cmd, timeout time.Duration, hold *os.File) error {
-	// The kernel kills the program when the thread that started the program ends, so this thread must not end earlier.
+	// The kernel kills the program when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

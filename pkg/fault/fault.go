@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault contains the functions through which Podlace changes the system. Change() makes one change. If a signal interrupts the
-// change, Change() repeats the change. The error and the debug log of a change contain its description. Change() adds the description to an
-// error. Package store calls Point instead of Change(), because errors of file operations already contain the operation and the file. A
-// test may kill the process at each change and at each call of Step(). The code calls Step() between two system calls of a change, and
-// after the last change.
+// Package fault contains the functions through which Podlace changes the system. Change makes one change, repeats it if a signal interrupts
+// it, and describes it in its error and the debug log. Package store calls Point instead, because its errors already name the operation and
+// the file. Step stands between two system calls of a change, and after the last change.
 //
-// In production builds, Point and Step do nothing. In binaries with the build tag podlace_fault, a test can make any single change of the
-// process fail. Tests use the build tag podlace_fault to make each change of each CNI command fail once. Binaries with the build tag
-// podlace_fault can also run a shell command at a selected change or call of Step(). The shell command kills the process, sends a signal,
-// or changes the node.
+// In production builds, Point and Step do nothing. With the build tag podlace_fault, a test can make any single change fail, or run a shell
+// command at a change or Step, which kills the process, sends a signal or changes the node.
 package fault
 
 import (
@@ -21,11 +17,11 @@ import (
 	"time"
 )
 
-// maxRetries is the maximum number of times that an interrupted system call is repeated.
+// maxRetries limits the repetitions of an interrupted system call.
 const maxRetries = 30
 
-// Change makes one change of the system by calling f(). The argument op describes the change in the syntax of an admin's tool, such as
-// ip(8). The text of an error begins with op.
+// Change makes one change of the system by calling f. op describes it in the syntax of an admin's tool, such as ip(8), and begins the text
+// of an error.
 func Change(op string, f func() error) error {
 	began := clock()
 	err := Point(op)
@@ -41,8 +37,7 @@ func Change(op string, f func() error) error {
 	return nil
 }
 
-// clock() returns the current time if the debug log is on. If the debug log is off, clock() returns the zero time without reading the
-// system clock.
+// clock returns the current time, or the zero time, without reading the system clock, if the debug log is off.
 func clock() (now time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		now = time.Now()
@@ -50,9 +45,8 @@ func clock() (now time.Time) {
 	return now
 }
 
-// Phase measures how long a CNI command spends in a part without changes, for example in a wait for a lock. The measurement ends when the
-// caller calls the returned function. The returned function writes the duration in microseconds to the debug log. If the debug log is off,
-// Phase does nothing.
+// Phase measures how long a CNI command spends in a part without changes, for example in a wait for a lock. end logs the duration in
+// microseconds. It is a no-op if the debug log is off.
 func Phase(name string) (end func()) {
 	began := clock()
 	if began.IsZero() {
@@ -61,7 +55,7 @@ func Phase(name string) (end func()) {
 	return func() { phase(name, began) }
 }
 
-// Since logs the time from "began" until now as the duration of a part of a CNI command. If the debug log is off, Since does nothing.
+// Since logs the time since began as the duration of a part of a CNI command. It is a no-op if the debug log is off.
 func Since(name string, began time.Time) {
 	if slog.Default().Enabled(context.Background(), slog.LevelDebug) {
 		phase(name, began)
@@ -84,7 +78,7 @@ func Retry(f func() error, interrupted ...error) error {
 	return err
 }
 
-// Ignore returns nil if err is one of the errors in the remaining arguments. Otherwise, Ignore returns err unchanged.
+// Ignore returns nil if err is one of others, and otherwise err.
 func Ignore(err error, others ...error) error {
 	for _, e := range others {
 		if errors.Is(err, e) {

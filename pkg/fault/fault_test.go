@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestProduction checks that a binary without the build tag podlace_fault ignores the environment variables of package fault.
+// Without the build tag podlace_fault, the environment variables of package fault are ignored.
 func TestProduction(t *testing.T) {
 	t.Setenv("PODLACE_FAIL_AT", "1")
 	for range 3 {
@@ -22,8 +22,7 @@ func TestProduction(t *testing.T) {
 	}
 }
 
-// TestChange checks that an error contains the description of the change. TestChange also checks that Change() repeats an interrupted
-// change at most maxRetries times.
+// An error has the description of the change, and an interrupted change is repeated at most maxRetries times.
 func TestChange(t *testing.T) {
 	for _, c := range []struct {
 		interrupted, want int

@@ -14,12 +14,9 @@ import (
 	"syscall"
 )
 
-// EnvFailAt is the environment variable that selects the change that must fail: with the value n, the nth change of the process fails. The
-// first change has the number 1. EnvTrace is an environment variable with the name of a file. The process appends each change to this file
-// as a line. EnvMoments is an environment variable with the name of another file. The process appends each change and each call of Step()
-// to the file of EnvMoments as a line. EnvRunAt is an environment variable that makes the process run a shell command. The variable
-// contains the number of a line in the file of EnvMoments, and the command. When the process has written that line, it runs the shell
-// command and waits until the command ends. If the shell command fails, its output is written to the file of EnvMoments.
+// Environment variables. EnvFailAt is the number of the change that must fail, from 1. EnvTrace names a file to which the process appends a
+// line for each change, and EnvMoments one for each change and call of Step. EnvRunAt is the number of a line in the latter, and a shell
+// command: after this line, the process runs it, waits for its end, and appends the output to the same file if it fails.
 const (
 	EnvFailAt  = "PODLACE_FAIL_AT"
 	EnvTrace   = "PODLACE_FAULT_TRACE"
@@ -29,22 +26,21 @@ const (
 
 var changes, moments atomic.Int64
 
-// Point counts one change. The argument op describes the change. Point returns an error if the environment variable EnvFailAt selects the
-// change.
+// Point counts the change that op describes, and returns an error if EnvFailAt selects it.
 func Point(op string) error {
 	moment(op)
 	n := changes.Add(1)
 	trace(EnvTrace, n, op)
 	if os.Getenv(EnvFailAt) == fmt.Sprint(n) {
-		// Container runtimes treat the text "no such file or directory" in an error of DEL as "already gone". The injected error ends with this
-		// text, so that tests detect a DEL that passes the text to the runtime.
+		// Container runtimes take "no such file or directory" in an error of DEL for "already gone". With this text, tests detect a DEL that
+		// passes it to the runtime.
 		return fmt.Errorf("injected fault at change %d (%s): not found: no such file or directory", n, op)
 	}
 	return nil
 }
 
-// Step marks a place in the code, between changes, at which EnvRunAt can run a shell command. If the process has a running child process,
-// Step stops the child during the shell command. The shell command gets the process ID of the child in the environment variable CHILD.
+// Step marks a place in the code, between changes, at which EnvRunAt can run a shell command. A running child process is stopped meanwhile,
+// and the command gets its process ID in CHILD.
 func Step(what, object string, child ...int) { moment(what+" "+object, child...) }
 
 func moment(op string, children ...int) {

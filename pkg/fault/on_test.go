@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// TestPoint checks that only the selected change fails, and that the trace file contains each change.
+// Only the selected change fails, and the trace file contains each change.
 func TestPoint(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "trace")
 	t.Setenv(EnvTrace, trace)
@@ -28,7 +28,7 @@ func TestPoint(t *testing.T) {
 	}
 }
 
-// TestKill: EnvRunAt kills the process at the selected change. The file of EnvMoments must contain this change.
+// EnvRunAt kills the process at the selected change, which the file of EnvMoments contains.
 func TestKill(t *testing.T) {
 	if os.Getenv(EnvRunAt) != "" {
 		_ = Point("a")
@@ -44,8 +44,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestCommand checks that the process waits while the shell command of EnvRunAt runs, and continues afterwards. If the shell command fails,
-// its output is written to the file of EnvMoments.
+// The process waits for the shell command of EnvRunAt. If it fails, its output is in the file of EnvMoments.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	trace, mark := filepath.Join(dir, "trace"), filepath.Join(dir, "mark")

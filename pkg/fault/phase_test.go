@@ -21,7 +21,7 @@ func logTo(t *testing.T, w io.Writer, level slog.Level) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})))
 }
 
-// TestPhaseOff: while the debug log is off, Phase does not read the clock, allocates no memory and logs nothing.
+// While the debug log is off, Phase does not read the clock, allocates no memory and logs nothing.
 func TestPhaseOff(t *testing.T) {
 	var log bytes.Buffer
 	logTo(t, &log, slog.LevelInfo)
@@ -38,7 +38,7 @@ func TestPhaseOff(t *testing.T) {
 	}
 }
 
-// TestPhaseOn checks that the debug log contains the start time and the duration of each phase and each change, in microseconds.
+// The debug log contains the start time and the duration of each phase and change, in microseconds.
 func TestPhaseOn(t *testing.T) {
 	var log bytes.Buffer
 	logTo(t, &log, slog.LevelDebug)

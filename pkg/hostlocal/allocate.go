@@ -73,8 +73,8 @@ func reasons(sets []RangeSet, requests []request) string {
 	return strings.Join(list, ", ")
 }
 
-// allocateOne takes an address from the set: the one that the pod requests, or else the next free one after the last assigned address. It
-// also returns the requests that it did not use, because they may be for other sets.
+// allocateOne takes the address of the set that the pod requests, or else the next free one after the last assigned. It also returns the
+// unused requests, which may be for other sets.
 func (a *allocation) allocateOne(i int, set RangeSet, requests []request) (*types100.IPConfig, []request, error) {
 	wanted, rest := pickRequest(set, requests)
 	var got netip.Addr
@@ -139,7 +139,7 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 	return netip.Addr{}, a.exhausted(set)
 }
 
-// list lists the lease folder, unless this ADD has done so.
+// list lists the lease folder, once per ADD.
 func (a *allocation) list() (err error) {
 	if a.taken == nil {
 		a.taken, err = a.l.names()
@@ -155,7 +155,7 @@ func (a *allocation) exhausted(set RangeSet) error {
 		set.usage(a.taken), a.l.dir.Path())
 }
 
-// take takes addr and returns true, or returns false if addr is not free.
+// take takes addr and reports whether it was free.
 func (a *allocation) take(addr netip.Addr) (bool, error) {
 	if _, reserved := a.l.reserved[addr]; reserved {
 		return false, nil
@@ -172,15 +172,15 @@ func (a *allocation) take(addr netip.Addr) (bool, error) {
 	return true, nil
 }
 
-// isForeign reports whether the node itself has an address, or a route to it alone. If no pod of this boot has a lease of it, it belongs to
-// somebody else.
+// isForeign reports whether the node has the address itself, or a route to it alone. If no pod of this boot has a lease of it, it is used
+// by something else.
 func (a *allocation) isForeign(addr netip.Addr) bool {
 	m, err := a.host.MatchRoute(addr)
 	return err == nil && m.Dst.IsSingleIP()
 }
 
-// pickRequest returns the address that the pod requests from the set, and the requests for other sets. Requests for the same set from
-// sources of lower precedence are dropped.
+// pickRequest returns the address that the pod requests from the set, and the requests for other sets. It drops those for the same set from
+// sources of lower precedence.
 func pickRequest(set RangeSet, requests []request) (wanted netip.Addr, rest []request) {
 	rank := -1
 	for _, q := range requests {

@@ -17,20 +17,20 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// bootFile is the name of a file in the lease folder: the ID of the boot in which Podlace last used the folder, and the time of its first
-// use in that boot, in nanoseconds since 1970. In the boot in which Podlace begins to use a folder the time is 0, because all leases may be
-// of this boot. Other programs ignore the file, because its name is no address.
+// bootFile is a file in the lease folder with the ID of the boot in which Podlace last used the folder, and the time of its first use in
+// that boot, in nanoseconds since 1970. The time is 0 in the boot in which Podlace begins to use a folder, because all leases may be of
+// this boot. Other programs ignore the file, because its name is no address.
 const bootFile = "podlace_boot"
 
 const (
 	// probeTime is how long a pod may take to answer ARP or neighbour discovery. A kernel behind the same bridge needs microseconds.
 	probeTime = 300 * time.Millisecond
-	// maxProbed limits the leases that one ADD probes, because the neighbour tables of the kernel have limits.
+	// maxProbed limits the leases that one ADD probes, because the kernel's neighbour tables are limited.
 	maxProbed = 128
 )
 
-// markBoot sets l.since and brings the boot file up to date. If there is none, somebody may have emptied the folder, so markBoot restores
-// the leases of live pods. It writes the file last, and only if none is left, so that otherwise the next ADD or STATUS restores them.
+// markBoot sets l.since and updates the boot file. A missing file means that the folder may have been emptied, so markBoot restores the
+// leases of live pods. It writes the file last, and only once no lease is missing, so that otherwise the next ADD or STATUS continues.
 func (l *leases) markBoot() error {
 	since, content, err := boot(l.dir)
 	if err != nil {
@@ -50,7 +50,7 @@ func (l *leases) markBoot() error {
 // takenOver ends the content of the boot file in the boot in which Podlace begins to use the folder.
 const takenOver = " 0\n"
 
-// boot reads the boot file of a lease folder. The result content is what the file should have, or "" if it has that.
+// boot reads the boot file of a lease folder. content is what the file should have, or "" if it is up to date.
 func boot(dir *store.Dir) (since time.Time, content string, err error) {
 	data, err := store.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -71,7 +71,7 @@ func boot(dir *store.Dir) (since time.Time, content string, err error) {
 	} else if nanoseconds != 0 {
 		since = time.Unix(0, nanoseconds)
 	}
-	// The reference plugin may have used the folder in this boot before.
+	// The reference plugin may have used the folder earlier in this boot.
 	if up := (unix.Timespec{}); !since.IsZero() && unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) == nil {
 		if booted := time.Now().Add(-time.Duration(up.Nano())); booted.Before(since) {
 			since = booted
@@ -80,8 +80,8 @@ func boot(dir *store.Dir) (since time.Time, content string, err error) {
 	return since, content, nil
 }
 
-// isEarlier reports whether a lease is of an earlier boot: it is older than this boot and than Podlace's first use of the folder in it, and
-// no record of its attachment has the address. The clock may have been set since, so this is no proof.
+// isEarlier reports whether a lease is of an earlier boot: older than this boot and than Podlace's first use of the folder in it, with no
+// record of its attachment that has the address. It is no proof, because the clock may have been set since.
 func (l *leases) isEarlier(is lease) bool {
 	return !is.torn() && is.of.ContainerID[0] != '?' && is.written.Before(l.since) && !l.isRecorded(is)
 }
@@ -100,15 +100,14 @@ func (l *leases) isRecorded(is lease) bool {
 	return len(records) > 0 && !others
 }
 
-// isReusable reports whether reclaim should ask for the address of a lease: it is one of the set, and torn or of an earlier boot.
+// isReusable reports whether reclaim should probe the address of a lease: it is one of the set, and torn or of an earlier boot.
 func (l *leases) isReusable(set RangeSet, is lease) bool {
 	r, in := set.find(is.addr)
 	return in && is.addr != r.Gateway && (is.torn() || l.isEarlier(is))
 }
 
-// reclaim takes a leased address of a set, if the lease is torn or of an earlier boot, the address has no route of its own, and nobody
-// answers for it. It deletes the other leases of an earlier boot for which nobody answers, so that the next ADDs need not ask again. It
-// asks for the oldest first.
+// reclaim takes a leased address of a set, the oldest first, if the lease is torn or of an earlier boot, the address has no route of its
+// own, and nobody answers for it. Other leases of an earlier boot without an answer are deleted, which saves the next ADDs the probe.
 func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool, err error) {
 	candidates := map[netip.Addr]lease{}
 	for _, is := range all {

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// check compares the leases with prevResult: each address in the configured ranges must be leased to this attachment. While the node's
-// CIDRs are unknown, the ranges may be too. Then one address needs a lease, and no lease may be another attachment's.
+// check requires that each address of prevResult in the configured ranges is leased to this attachment. If the node's CIDRs are unknown, so
+// may be the ranges: one address then needs a lease, and no lease may be another attachment's.
 func check(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	unknown := NoPodCIDR(err)

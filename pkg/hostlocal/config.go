@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// DefaultDir contains the lease folders of all networks whose configuration has no dataDir.
+// DefaultDir contains the lease folders of all networks without a dataDir.
 const DefaultDir = "/var/lib/cni/networks"
 
 // Config is the validated configuration of one request.
@@ -32,8 +32,7 @@ type Config struct {
 	requests []request
 }
 
-// The type request is an address that a pod requests. Of several requests, the request with the lowest rank takes precedence. According to
-// CONVENTIONS.md of CNI, the key "args" takes precedence over CNI_ARGS.
+// request is an address that a pod requests. The lowest rank takes precedence: by CONVENTIONS.md of CNI, "args" precedes CNI_ARGS.
 type request struct {
 	addr netip.Addr
 	rank int
@@ -91,7 +90,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	return cfg, nil
 }
 
-// parseDir returns the lease folder for DEL and GC. parseDir replaces an invalid value in the configuration with the default.
+// parseDir returns the lease folder for DEL and GC, which use the default in place of an invalid value.
 func parseDir(r *plugin.Request) string { return leaseDir(r.Network, dataDirOf(ipam.Object(r.Config))) }
 
 func dataDirOf(object json.RawMessage) string {
@@ -109,8 +108,7 @@ func leaseDir(network, dataDir string) string {
 	return filepath.Join(dataDir, network)
 }
 
-// rangeLists returns the ranges in this order: ranges from the runtime, the range whose keys are directly in the object "ipam", and ranges
-// in the key "ranges".
+// rangeLists returns the ranges in order: those of the runtime, the one directly in "ipam", and those in the key "ranges".
 func (raw rawConfig) rangeLists() [][]rawRange {
 	lists := raw.RuntimeConfig.IPRanges
 	if raw.IPAM.Subnet != "" {
@@ -124,14 +122,13 @@ func (raw rawConfig) rangeLists() [][]rawRange {
 	return append(lists, raw.IPAM.Ranges...)
 }
 
-// hasNoAddressFor returns true if no range set has the address family of a route. Pods then get no address of this family.
+// hasNoAddressFor reports whether no range set has the family of a route, so that pods get no address of it.
 func (c Config) hasNoAddressFor(route *types.Route) bool {
 	is4 := route.Dst.IP.To4() != nil
 	return !slices.ContainsFunc(c.Sets, func(s RangeSet) bool { return s.is4() == is4 })
 }
 
-// parseSets returns the range sets, or none after an error. The result "partial" is true if parseSets omits an address family for which the
-// node has no podCIDR.
+// parseSets returns the range sets, or none after an error. partial is true if a family is left out because the node has no podCIDR for it.
 func parseSets(r *plugin.Request, raw rawConfig, fail func(error)) (sets []RangeSet, partial bool) {
 	lists := raw.rangeLists()
 	if len(lists) == 0 {
@@ -158,7 +155,7 @@ func parseSets(r *plugin.Request, raw rawConfig, fail func(error)) (sets []Range
 	return sets, partial
 }
 
-// checkPerFamily returns an error if pods get several addresses of one family and the CNI version is older than 0.3.0.
+// checkPerFamily fails if pods get several addresses of one family with a CNI version before 0.3.0.
 func checkPerFamily(v string, sets []RangeSet) error {
 	n := map[bool]int{}
 	for _, s := range sets {

@@ -18,13 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed() calls Parse with the given value of the key "ipam". The argument "config" may contain more JSON keys after this value.
+// parsed calls Parse with this value of the key "ipam", after which config may have more keys.
 func parsed(config string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Network: "net", CNIVersion: "1.1.0", Args: args, Config: []byte(config),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// texts() formats the range sets of a configuration.
+// texts formats the range sets of a configuration.
 func (c Config) texts() (sets []string) {
 	for _, s := range c.Sets {
 		sets = append(sets, s.String())
@@ -32,8 +32,6 @@ func (c Config) texts() (sets []string) {
 	return sets
 }
 
-// TestSourcesOfRanges checks the order of ranges from several sources: the runtime, keys directly in the object "ipam", and the key
-// "ranges".
 func TestSourcesOfRanges(t *testing.T) {
 	c, err := parsed(`{"ipam":{"subnet":"10.1.0.0/24","rangeStart":"10.1.0.9","ranges":[[{"subnet":"10.2.0.0/30"},{"subnet":"10.3.0.0/30"}],
 		[{"subnet":"fd00::/126"}]]},"runtimeConfig":{"ipRanges":[[{"subnet":"10.4.0.0/30"}]]}}`, nil)
@@ -87,7 +85,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// TestAddressesPerFamily checks that a pod gets at most one address of each family before CNI version 0.3.0.
+// Before CNI version 0.3.0, a pod gets at most one address of each family.
 func TestAddressesPerFamily(t *testing.T) {
 	a, b := RangeSet{rangeIn(t, "10.1.0.0/24", "", "")}, RangeSet{rangeIn(t, "10.2.0.0/24", "", "")}
 	six := RangeSet{rangeIn(t, "fd00::/64", "", "")}
@@ -103,8 +101,7 @@ func TestAddressesPerFamily(t *testing.T) {
 	}
 }
 
-// TestRequests checks the order of precedence for requested addresses: runtimeConfig, args, CNI_ARGS. Parse ignores the prefix length of a
-// requested address.
+// Requested addresses take precedence in the order runtimeConfig, args, CNI_ARGS; their prefix lengths are ignored.
 func TestRequests(t *testing.T) {
 	c, err := parsed(`{"ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]]},"runtimeConfig":{"ips":["10.1.0.5/16","fd00::5"]},
 		"args":{"cni":{"ips":["::ffff:10.1.0.6"]}}}`, map[string]string{"IP": "10.1.0.7/24"})

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// openCounts runs f(), counts with inotify(7) how often f() opens each file in the folder, and returns the counts.
+// openCounts returns how often f opens each file in the folder, as counted by inotify(7).
 func openCounts(t *testing.T, dir string, f func()) map[string]int {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
@@ -55,8 +55,8 @@ func openCounts(t *testing.T, dir string, f func()) map[string]int {
 	}
 }
 
-// TestL04OpensNoOthersLease (L-04): in a folder with 10,000 leases, CHECK, DEL and STATUS open only the leases of their own attachment, and
-// ADD opens as many others as it may miss. Only a DEL that knows no address reads each lease, once.
+// In a folder with 10,000 leases, CHECK, DEL and STATUS open only those of their own attachment, and ADD as many others as it may miss.
+// Only a DEL that knows no address reads each lease, once (L-04).
 func TestL04OpensNoOthersLease(t *testing.T) {
 	kerneltest.Slow(t)
 	const others = 10_000

@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// TestFamilies checks that one configuration works for dual-stack nodes, IPv4 nodes and IPv6 nodes. A pod without an IPv6 address gets no
-// IPv6 routes, and a pod without an IPv4 address gets no IPv4 routes.
+// One configuration works for dual-stack, IPv4 and IPv6 nodes. A pod gets no routes of a family in which it has no address.
 func TestFamilies(t *testing.T) {
 	const routes = `"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},{"dst":"192.0.2.0/24","gw":"10.1.2.9"}]`
 	const both = `"ranges":[[{"subnet":"usePodCidr"}],[{"subnet":"usePodCidrIPv6"}]],` + routes

@@ -38,7 +38,7 @@ func (l lab) leasesOf() map[string]string {
 	return found
 }
 
-// mutations() returns functions that damage a file in different ways.
+// mutations returns functions that damage a file in different ways.
 func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	write := func(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }
 	return []func(string, []byte) error{
@@ -66,8 +66,8 @@ func mutations(random *rand.Rand) []func(path string, data []byte) error {
 	}
 }
 
-// TestF05Mutations (F-05) checks that a damaged lease file, record or boot file does not affect other pods. ADD and DEL of other pods must
-// succeed. A pod must keep its lease until its DEL, and DEL must leave no files.
+// A damaged lease file, record or boot file does not affect ADD and DEL of other pods. A pod keeps its lease until its DEL, which leaves no
+// files (F-05).
 func TestF05Mutations(t *testing.T) {
 	kerneltest.Slow(t)
 	seed := rand.Uint64()
@@ -112,7 +112,7 @@ func (l lab) anyFile(random *rand.Rand) string {
 	return paths[random.IntN(len(paths))]
 }
 
-// mustServeOthers checks that CNI commands of other pods succeed. Commands of the pod that owns the damaged file may fail.
+// mustServeOthers checks that CNI commands of other pods succeed. Those of the pod that owns the damaged file may fail.
 func (l lab) mustServeOthers(damaged, content string) {
 	l.Helper()
 	victim := ""
@@ -173,7 +173,7 @@ func (l lab) namesLeft() map[string]bool {
 	return left
 }
 
-// TestF06LastAddress (F-06): without the last assigned address, or with another text in its file, ADD begins its search at the first one.
+// Without the last assigned address, or with another text in its file, ADD begins its search at the first address (F-06).
 func TestF06LastAddress(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -190,8 +190,8 @@ func TestF06LastAddress(t *testing.T) {
 	l.mustGive("c", "10.1.2.2/24")
 }
 
-// TestF07LockFileRemoved (F-07) simulates a cleanup program that removes the lock file of the lease folder while pods start. The plugin
-// must assign no address twice: it creates a lease with link(2), which fails if the lease exists.
+// If a cleanup program removes the lock file of the lease folder while pods start, no address is assigned twice, because link(2) creates a
+// lease and fails if it exists (F-07).
 func TestF07LockFileRemoved(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("first", "10.1.2.2/24")
@@ -227,8 +227,8 @@ func TestF07LockFileRemoved(t *testing.T) {
 	}
 }
 
-// TestF08LockHolderStopped (F-08): a stopped process holds the lock of the lease folder. After a timeout, ADD, DEL and GC fail with the
-// error "try again". STATUS and CHECK succeed, because these commands need no lock.
+// While a stopped process holds the lock of the lease folder, ADD, DEL and GC fail with "try again" after a timeout. STATUS and CHECK need
+// no lock and succeed (F-08).
 func TestF08LockHolderStopped(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t, one)
@@ -269,7 +269,7 @@ func sortedKeys(m map[string]string) (keys []string) {
 	return keys
 }
 
-// fill() uses all free blocks or all free inodes of a file system. The returned function room() frees n blocks or n inodes.
+// fill uses up the free blocks or inodes of a file system, of which room frees n.
 func fill(t *testing.T, dir, what string) (room func(n int)) {
 	t.Helper()
 	var fillers []string
@@ -298,8 +298,8 @@ func fill(t *testing.T, dir, what string) (room func(n int)) {
 	}
 }
 
-// TestF09Full (F-09): on a file system without free blocks or inodes, ADD fails and leaves no files. DEL and GC succeed on the full file
-// system. With very little free space, each ADD either succeeds or leaves no files.
+// Without free blocks or inodes, ADD fails and leaves no files, while DEL and GC succeed. With very little space, each ADD either succeeds
+// or leaves no files (F-09).
 func TestF09Full(t *testing.T) {
 	for _, what := range []string{"blocks", "inodes"} {
 		t.Run(what, func(t *testing.T) {
@@ -348,7 +348,7 @@ func TestF09Full(t *testing.T) {
 	}
 }
 
-// TestF10ReadOnly (F-10): on a read-only file system, ADD and DEL return errors. ADD leaves no files, and DEL keeps the lease.
+// On a read-only file system, ADD fails and leaves no files; DEL fails and keeps the lease (F-10).
 func TestF10ReadOnly(t *testing.T) {
 	l := newLab(t, one)
 	data := filepath.Dir(l.dir)

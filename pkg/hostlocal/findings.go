@@ -10,11 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns the valid but misleading keys of the object "ipam": those without effect, or whose name suggests another one. It does no
-// I/O.
+// Findings returns the keys of "ipam" that are valid but have no effect, or another one than their name suggests. It does no I/O.
 func Findings(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "ipam", rawConfig{}) }
 
-// Subnets returns the subnets in a configuration that are valid and known. The argument podCIDRs contains the node's CIDRs. It does no I/O.
+// Subnets returns the valid and known subnets in a configuration; podCIDRs are those of the node. It does no I/O.
 func Subnets(config []byte, podCIDRs []netip.Prefix) (subnets []netip.Prefix) {
 	var raw rawConfig
 	if json.Unmarshal(config, &raw) != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// FuzzParse calls Parse for each CNI command. Parse must return an error with a code, or valid ranges.
+// FuzzParse checks that, for each CNI command, Parse returns an error with a code, or valid ranges.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"ipam":{}}`, `{"ipam":{"subnet":"10.0.0.0/8"}}`,
 		`{"ipam":{"ranges":[[{"subnet":"fd00::/64"}]]}}`,
@@ -105,10 +105,10 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-// number() converts an address to a big integer, so that the model needs no carry arithmetic.
+// number returns an address as a big integer, so that the model needs no carry arithmetic.
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
 
-// address() converts an integer to an address. The address has the same address family as the argument "like".
+// address returns the address, of the same family as like, with the given number.
 func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 	size := like.BitLen() / 8
 	if n.Sign() < 0 || n.BitLen() > size*8 {
@@ -119,8 +119,7 @@ func address(n *big.Int, like netip.Addr) (netip.Addr, bool) {
 
 func plus(n *big.Int, d int64) *big.Int { return new(big.Int).Add(n, big.NewInt(d)) }
 
-// FuzzArithmetic compares ranges with a model that uses big integers. FuzzArithmetic compares the content, the order and the size of
-// ranges.
+// FuzzArithmetic compares content, order and size of ranges with a model of big integers.
 func FuzzArithmetic(f *testing.F) {
 	for _, base := range []string{"10.1.2.0", "10.0.255.250", "255.255.255.240", "0.0.0.0", "fd00::", "2001:db8::fffe",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0", "::"} {
@@ -164,8 +163,8 @@ func compareWithModel(t *testing.T, subnet netip.Prefix, from, length, begin, ga
 	compareOrder(t, r, start, stop, plus(first, begin), plus(first, gateway))
 }
 
-// compareOrder checks the order of addresses. The expected order begins with the address after `begin`. After the last address of the
-// range, the order continues with the first address of the range, and ends with `begin`. The order must not contain the gateway.
+// compareOrder checks the order of addresses: from the one after begin to the last of the range, then from the first to begin, without the
+// gateway.
 func compareOrder(t *testing.T, r Range, start, stop, begin, gateway *big.Int) {
 	inside := begin.Cmp(start) >= 0 && begin.Cmp(stop) <= 0
 	beginAddr, _ := address(begin, r.Start)

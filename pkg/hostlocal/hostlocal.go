@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostlocal assigns addresses to pods from configured ranges. For each assigned address, a folder on the node contains a lease
-// file. The lease files have the format of the reference host-local plugin. Therefore, a node can change from the reference plugin to this
-// plugin and back.
+// Package hostlocal assigns addresses to pods from configured ranges. Each address has a lease file in a folder on the node, in the format
+// of the reference plugin host-local, so a node can change from one to the other and back.
 package hostlocal
 
 import (
@@ -25,8 +24,8 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "host-local", NoNetns: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// state is the part of a record that host-local reads. Its own record has nothing else. A main plugin of Podlace has the addresses in its
-// record too, so host-local writes one only for other main plugins.
+// state is the part of a record that host-local reads, and all that its own record has. Podlace's main plugins record the addresses too, so
+// host-local writes a record only for other main plugins.
 type state struct {
 	Addresses []netip.Prefix  `json:"addresses"`
 	IPAM      json.RawMessage `json:"ipam,omitempty"`
@@ -74,8 +73,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return &types100.Result{IPs: ips, Routes: cfg.Routes, DNS: cfg.DNS}, nil
 }
 
-// refuseSecond returns an error if the record names an address that is still leased to the attachment, or may be. It also refuses a record
-// that cannot be read, for example because a newer version wrote it.
+// refuseSecond fails if the record names an address that is or may still be leased to the attachment, or cannot be read, for example
+// because a newer version wrote it.
 func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) error {
 	var st state
 	ok, err := att.Load(&st)
@@ -94,8 +93,8 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 	return nil
 }
 
-// del releases the addresses in the record, or without them those in prevResult. If none of them is leased to the attachment, it reads all
-// leases: the record may be lost, and the runtime may have no result.
+// del releases the addresses in the record, or without one those in prevResult. If none is leased to the attachment, it reads all leases,
+// because the record may be lost and the runtime may have no result.
 func del(r *plugin.Request) error {
 	var att *attachment.Attachment // as in ADD
 	known, paths := r.Leased, []string{parseDir(r)}
@@ -208,8 +207,8 @@ func collectPart(r *plugin.Request, dir string, addresses []netip.Addr, stale ma
 	return errors.Join(errs...)
 }
 
-// isValid reports whether GC's list of valid attachments contains the owner of a lease. A lease in the old format contains no interface
-// name. The owner of such a lease is valid if any attachment of its container is valid.
+// isValid reports whether the owner of a lease is in GC's list of valid attachments. A lease in the old format has no interface name, so
+// any attachment of its container counts.
 func isValid(r *plugin.Request, of plugin.Attachment) bool {
 	if of.IfName != "" {
 		return r.Valid[of]

@@ -46,7 +46,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestRoundRobin checks that the next ADD does not get the address that was released last.
+// The address that was released last is not assigned next.
 func TestRoundRobin(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/29"`)
 	l.mustGive("a", "10.1.2.2/29")
@@ -61,8 +61,7 @@ func TestRoundRobin(t *testing.T) {
 	l.mustFail(l.call("ADD", "h", ""), plugin.CodeExhausted, "no IP addresses available in range set: 10.1.2.1-10.1.2.6")
 }
 
-// TestLastReserved checks that the file last_reserved_ip determines only the address at which ADD begins its search. ADD must succeed for
-// any content of last_reserved_ip.
+// last_reserved_ip only says where ADD begins its search; ADD succeeds whatever it contains.
 func TestLastReserved(t *testing.T) {
 	for content, want := range map[string]string{
 		"": "10.1.2.2", "garbage": "10.1.2.2", "\x00\x00": "10.1.2.2", "10.1.2.300": "10.1.2.2", "192.0.2.9": "10.1.2.2", "fd00::1": "10.1.2.2",
@@ -106,7 +105,7 @@ func TestOldFormat(t *testing.T) {
 	}
 }
 
-// TestIDsLikeAddresses (C-52) uses container IDs that look like an address or like the name of a file of this plugin.
+// Container IDs may look like an address or like a file of this plugin (C-52).
 func TestIDsLikeAddresses(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("10.1.2.3", "10.1.2.2/24")
@@ -123,7 +122,7 @@ func TestIDsLikeAddresses(t *testing.T) {
 	}
 }
 
-// TestForeignFiles checks that the plugin does not read or remove files that are not leases. ADD assigns the address of an empty lease.
+// Files that are no leases are neither read nor removed. ADD assigns the address of an empty lease.
 func TestForeignFiles(t *testing.T) {
 	l := newLab(t, one)
 	l.put("README", "a\r\neth0")
@@ -163,7 +162,7 @@ func TestExhaustion(t *testing.T) {
 	}
 }
 
-// TestExhaustionOfLaterSet checks that ADD releases the addresses from earlier sets if a later set is exhausted.
+// If a later set is exhausted, ADD releases the addresses from earlier ones.
 func TestExhaustionOfLaterSet(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/126","rangeStart":"fd00::2","rangeEnd":"fd00::2"}]]`)
 	l.mustGive("a", "10.1.2.2/24 fd00::2/126")
@@ -221,7 +220,7 @@ func TestRequested(t *testing.T) {
 	}
 }
 
-// TestRequestedInSmallSubnet checks that no address in a /31 subnet is treated as a broadcast address.
+// A /31 subnet has no broadcast address.
 func TestRequestedInSmallSubnet(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/31","rangeEnd":"10.1.2.0"`)
 	l.mustFail(l.call("ADD", "a", `"runtimeConfig":{"ips":["10.1.2.1"]}`), plugin.CodeConfig, "10.1.2.1 is in no range")

@@ -2,6 +2,5 @@
 
 package hostlocal
 
-// Keys returns an empty struct with one field for each key of the configuration. The function plugin.SchemaOf reads the fields of this
-// struct.
+// Keys returns an empty configuration, from whose fields plugin.SchemaOf reads the keys.
 func Keys() any { return rawConfig{} }

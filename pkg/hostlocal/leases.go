@@ -23,9 +23,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The lease folder has the format of the reference plugin, because other programs read this folder. Each assigned address has a lease file
-// with the address as its name and "<containerID>\r\n<ifname>" as its content. The file last_reserved_ip.<set> contains the last address
-// that was assigned from the set. Each process that changes the folder locks the file "lock" with flock(2).
+// The lease folder has the format of the reference plugin, because other programs read it. A lease file has the address as its name and
+// "<containerID>\r\n<ifname>" as its content. last_reserved_ip.<set> contains the last address assigned from the set. Processes that change
+// the folder lock the file "lock" with flock(2).
 const (
 	lockFile   = "lock"
 	lastPrefix = "last_reserved_ip."
@@ -70,11 +70,11 @@ func (l *leases) close() {
 // leaseContent returns the content of a lease file for an owner.
 func leaseContent(a plugin.Attachment) string { return a.ContainerID + "\r\n" + a.IfName }
 
-// maxLease is the maximum size of a lease file in bytes. A container ID has 64 characters, and an interface name has at most 15.
+// maxLease is the maximum size of a lease file in bytes. A container ID has 64 characters, and an interface name at most 15.
 const maxLease = 1024
 
-// parseOwner parses the content of a lease file. Before version 0.7, the reference plugin wrote only the container ID. For invalid content,
-// it returns an ID that no container has, so that the address counts as taken.
+// parseOwner parses the content of a lease file, which before version 0.7 of the reference plugin was only the container ID. For invalid
+// content, it returns an ID that no container has, so that the address counts as taken.
 func parseOwner(data []byte) plugin.Attachment {
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	// leases of other plugins may contain interface names such as "default" or "a%b"
@@ -89,7 +89,6 @@ func owns(lease, a plugin.Attachment) bool {
 	return lease.ContainerID == a.ContainerID && (lease.IfName == a.IfName || lease.IfName == "")
 }
 
-// lease is a lease file.
 type lease struct {
 	addr    netip.Addr
 	of      plugin.Attachment
@@ -97,14 +96,14 @@ type lease struct {
 	unread  error // why the owner is not known; nil if a folder or an irregular file is in place of the lease
 }
 
-// torn reports whether the file is empty: the reference plugin creates a lease before it writes the owner, and was killed in between. Who
-// holds the lock may take the address.
+// torn reports whether the file is empty, because the reference plugin was killed after it created a lease and before it wrote the owner.
+// The holder of the lock may take the address.
 func (is lease) torn() bool { return is.of.ContainerID == "" }
 
 // unreadable is the owner of a lease that cannot be read.
 const unreadable = "?"
 
-// read reads the lease of an address. The result ok is false if there is none. A file that cannot be read keeps its address.
+// read reads the lease of an address. ok is false if there is none; a file that cannot be read keeps its address.
 func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
 	data, written, err := l.dir.ReadWritten(addr.String())
 	switch {
@@ -148,7 +147,7 @@ func (l *leases) all() (list []lease, err error) {
 	return list, err
 }
 
-// createLease creates the lease file of addr. The result ok is false if addr has a lease file that is not torn.
+// createLease creates the lease file of addr. ok is false if it exists and is not torn.
 func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err error) {
 	content := []byte(leaseContent(a))
 	err = l.dir.Create(addr.String(), content, 0o600)
@@ -164,7 +163,7 @@ func (l *leases) createLease(addr netip.Addr, a plugin.Attachment) (ok bool, err
 	return true, nil
 }
 
-// release deletes the lease of an address if the given attachment owns it and it is not newer than the given time, unless that is zero.
+// release deletes the lease of an address if the attachment owns it and it is not newer than notAfter, where zero means any time.
 func (l *leases) release(addr netip.Addr, a plugin.Attachment, notAfter time.Time) (bool, error) {
 	is, ok := l.read(addr)
 	if !ok || is.of.ContainerID == unreadable || !owns(is.of, a) || !notAfter.IsZero() && is.written.After(notAfter) {
@@ -176,8 +175,8 @@ func (l *leases) release(addr netip.Addr, a plugin.Attachment, notAfter time.Tim
 	return true, nil
 }
 
-// recordsOf returns the records of an attachment, or of a VF, whose name is not in the key of its record. A record is on tmpfs, so its
-// attachment was made in this boot.
+// recordsOf returns the records of an attachment, or of a VF, whose name is not in the key of its record. Records are on tmpfs, so their
+// attachments were made in this boot.
 func (l *leases) recordsOf(of plugin.Attachment) map[string]attachment.Record {
 	network := strings.TrimSuffix(l.network, ipam.ChainedSuffix)
 	records, err := attachment.RecordsOf(attachment.Key{Network: network, ContainerID: of.ContainerID, IfName: of.IfName},
@@ -232,8 +231,8 @@ func (l *leases) last(set int) netip.Addr {
 	return addr
 }
 
-// setLast stores the last assigned address, after which the next ADD begins its search. Without it, that begins at the first address, so an
-// error is only logged.
+// setLast stores the last assigned address, after which the next ADD begins its search. An error is only logged, because the search can
+// also begin at the first one.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	if err := l.dir.Overwrite(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600); err != nil {
 		l.log.Warn("the next ADD begins its search at the first address", "error", err)

@@ -20,7 +20,7 @@ type Lease struct {
 	Written   time.Time // time of the newest file
 }
 
-// Leases reads a lease folder. It takes no lock and changes nothing. An attachment whose lease has the old format has no interface name.
+// Leases reads a lease folder without a lock or any change. The owner of a lease in the old format has no interface name.
 func Leases(path string) (map[plugin.Attachment]Lease, error) {
 	l, all, err := readLeases(path)
 	found := map[plugin.Attachment]Lease{}
@@ -39,8 +39,8 @@ func Leases(path string) (map[plugin.Attachment]Lease, error) {
 	return found, ignoreMissing(err)
 }
 
-// readLeases reads all leases of a folder, which it closes again, and when this boot began to use the folder. It logs nothing, because
-// STATUS calls it every few seconds.
+// readLeases reads all leases of a folder, which it closes again, and when this boot began to use it. It logs nothing, because STATUS calls
+// it every few seconds.
 func readLeases(path string) (l *leases, all []lease, err error) {
 	dir, err := store.Open(path)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// A model is a very simple allocator for comparison with the plugin. A model consists of sorted lists and a map.
+// model is a very simple allocator of sorted lists and a map, for comparison with the plugin.
 type model struct {
 	pools [][]netip.Addr // per set, in the order of the ranges, without gateways
 	all   [][]netip.Addr // with gateways, to find the position of the last address
@@ -30,7 +30,7 @@ type modelLease struct {
 	boot int
 }
 
-// next() returns the addresses of which the next ADD must take one: the next free one, or in a full set those of earlier boots.
+// next returns the addresses of which the next ADD must take one: the next free one, or in a full set those of earlier boots.
 func (m *model) next(set int) (any []netip.Addr) {
 	order := m.all[set]
 	at := slices.Index(order, m.last[set]) + 1 // after the last address, or at the beginning if that is unknown
@@ -71,7 +71,7 @@ func (m *model) choices(id string, wanted []netip.Addr) (sets [][]netip.Addr, co
 	return sets, 0
 }
 
-// ownedBy returns the addresses of a container that it got in a boot, or in any boot with -1.
+// ownedBy returns the addresses that a container got in a boot, or in any boot with -1.
 func (m *model) ownedBy(id string, boot int) (list []netip.Addr) {
 	for addr, is := range m.owner {
 		if is.id == id && (boot < 0 || is.boot == boot) {
@@ -100,8 +100,8 @@ func (m *model) release(id string) {
 	}
 }
 
-// randomSets returns up to three sets with small ranges of both families. Each gateway is an address inside the range, an address outside
-// the range, or the default gateway. The subnets of the sets do not overlap.
+// randomSets returns up to three sets with small ranges of both families, whose subnets do not overlap. A gateway is inside its range,
+// outside, or the default one.
 func randomSets(random *rand.Rand, m *model) string {
 	var sets []string
 	for set := range 1 + random.IntN(3) {
@@ -155,8 +155,7 @@ func randomRange(random *rand.Rand, six bool, set, r byte) (text string, gateway
 	return text + "}", gateway, addrs
 }
 
-// TestAllocatorAgainstModel compares the plugin's allocator with a simple model for random pools and random CNI commands. The allocator and
-// the model must return the same addresses and errors. An address must never have two owners.
+// For random pools and CNI commands, the allocator gives the same addresses and errors as the model, and no address two owners.
 func TestAllocatorAgainstModel(t *testing.T) {
 	kerneltest.Slow(t)
 	seed := rand.Uint64()
@@ -201,7 +200,7 @@ func (m *model) step(l lab, random *rand.Rand) {
 	}
 }
 
-// add() compares the answer of an ADD with what the model allows, and follows it.
+// add compares the answer of an ADD with what the model allows, and follows it.
 func (m *model) add(l lab, id string, wanted []netip.Addr, got answer) {
 	l.Helper()
 	sets, code := m.choices(id, wanted)
@@ -253,7 +252,7 @@ func (m *model) gc(l lab, random *rand.Rand) {
 	l.ok(l.call("GC", "", `"cni.dev/valid-attachments":[`+strings.Join(valid, ",")+`]`))
 }
 
-// mustCount checks the error of an exhausted set: the set must really be full, and the details of the error must be correct.
+// mustCount checks that a set reported as exhausted is full, and the details of the error.
 func (m *model) mustCount(l lab, a answer) {
 	l.Helper()
 	for _, pool := range m.pools {

@@ -14,16 +14,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// A range may contain one of these keywords instead of a subnet, in upper or lower case. Calico has the same keywords. The keyword
-// usePodCidr stands for the node's IPv4 CIDR. If the node has no IPv4 CIDR, usePodCidr stands for the IPv6 CIDR, unless the configuration
-// also contains usePodCidrIPv6. The keyword usePodCidrIPv6 stands for the node's IPv6 CIDR.
+// Keywords that may replace the subnet of a range, in upper or lower case, as in Calico. usePodCidr is the node's IPv4 CIDR; without one,
+// it is the IPv6 CIDR, unless the configuration also has usePodCidrIPv6, which always is the IPv6 CIDR.
 const (
 	usePodCIDR     = "usePodCidr"
 	usePodCIDRIPv6 = "usePodCidrIPv6"
 )
 
-// podCIDRError returns an error which says that the node's CIDRs are missing or wrong. The network's configuration is not the cause of this
-// error.
+// podCIDRError says that the node's CIDRs are missing or wrong, so the network's configuration is not the cause.
 func podCIDRError(err error) error {
 	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
 	return plugin.WithHint(noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
@@ -38,9 +36,8 @@ type noPodCIDRError struct{ error }
 
 func (m noPodCIDRError) Unwrap() error { return m.error }
 
-// resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs. resolvePodCIDRs reads the file with the CIDRs only if the ranges
-// contain a keyword. If the ranges contain both keywords, but the node has CIDRs of only one address family, pods get addresses of only
-// this family, and the result "partial" is true.
+// resolvePodCIDRs replaces the keywords in the ranges by the node's CIDRs, whose file is read only if there are any. partial is true if
+// both keywords are in use but the node has CIDRs of one family, the only one in which pods then get addresses.
 func resolvePodCIDRs(r *plugin.Request, lists [][]rawRange) (resolved [][]rawRange, partial bool, err error) {
 	v4, v6 := use(lists, usePodCIDR), use(lists, usePodCIDRIPv6)
 	if !v4 && !v6 {
@@ -62,7 +59,7 @@ func use(lists [][]rawRange, word string) bool {
 }
 
 // withCIDRs replaces the keywords in the ranges by CIDRs. It leaves out a range for whose family there is no CIDR, and a set without any
-// other range. The result "absent" is the family of such a range.
+// other range. absent is the family of such a range.
 func withCIDRs(lists [][]rawRange, cidrs []netip.Prefix) (resolved [][]rawRange, absent string) {
 	v4, v6 := first(cidrs, true), first(cidrs, false)
 	if !v4.IsValid() && !use(lists, usePodCIDRIPv6) {
@@ -101,7 +98,7 @@ func first(cidrs []netip.Prefix, is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// nodeCIDRs returns the CIDRs of this node, and the path of the file that contains them. A CIDR that pods cannot use is an error.
+// nodeCIDRs returns the node's CIDRs and the path of their file. A CIDR that pods cannot use is an error.
 func nodeCIDRs(r *plugin.Request) (file string, cidrs []netip.Prefix, err error) {
 	file, node, err := nodefile.Of(r)
 	for _, cidr := range node.PodCIDRs {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeNode writes a file below the folder /run of the sandbox, and removes the file when the test ends.
+// writeNode writes a file below /run of the sandbox, and removes it when the test ends.
 func writeNode(t testing.TB, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -105,7 +105,7 @@ func TestPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFromRuntime checks that the keywords usePodCidr and usePodCidrIPv6 also work in ranges from the runtime.
+// usePodCidr and usePodCidrIPv6 also work in ranges from the runtime.
 func TestPodCIDRFromRuntime(t *testing.T) {
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
 	cfg, err := parsed(`{"ipam":{},"runtimeConfig":{"ipRanges":[[{"subnet":"usePodCidr"}]]}}`, nil)
@@ -114,8 +114,7 @@ func TestPodCIDRFromRuntime(t *testing.T) {
 	}
 }
 
-// TestPodCIDRFileIsHardened checks that the plugin reads the file with the CIDRs only if it is a regular file. The plugin must not read a
-// pipe, for example, because the read could block.
+// The file with the CIDRs is read only if it is regular: a pipe, for example, could block.
 func TestPodCIDRFileIsHardened(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	writeNode(t, target, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -137,7 +136,7 @@ func TestPodCIDRFileIsHardened(t *testing.T) {
 	}
 }
 
-// TestVerbsWithoutPodCIDR: without the file with the node's CIDRs, ADD fails, and the other CNI commands succeed.
+// Without the file with the node's CIDRs, ADD fails and the other CNI commands succeed.
 func TestVerbsWithoutPodCIDR(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)
@@ -166,8 +165,7 @@ func TestVerbsWithoutPodCIDR(t *testing.T) {
 	}
 }
 
-// TestPodCIDRHintWorksOnFreshNode runs the shell command from the hint of the error on a node without the folder /run/podlace. The test
-// uses a fake kubectl. All other programs in the shell command are real.
+// The shell command in the hint of the error works on a node without /run/podlace. All its programs but kubectl are real.
 func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	if err := os.RemoveAll(filepath.Dir(nodefile.Path)); err != nil {
 		t.Fatal(err)
@@ -193,7 +191,7 @@ func TestPodCIDRHintWorksOnFreshNode(t *testing.T) {
 	}
 }
 
-// TestPodCIDRChanges: the node's CIDR changes. New pods get addresses from the new CIDR, and old pods can still be deleted.
+// If the node's CIDR changes, new pods get addresses from the new one, and old pods can still be deleted.
 func TestPodCIDRChanges(t *testing.T) {
 	l := newLab(t, `"subnet":"usePodCidr"`)
 	writeNode(t, nodefile.Path, `{"podCIDRs":["10.1.2.0/24"]}`)

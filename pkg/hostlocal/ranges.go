@@ -14,14 +14,14 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Range is a part of a subnet from which the plugin assigns addresses. The addresses Start and End are also part of the range.
+// Range is the part of a subnet, including Start and End, from which addresses are assigned.
 type Range struct {
 	Subnet     netip.Prefix
 	Start, End netip.Addr
 	Gateway    netip.Addr // never assigned; invalid if there is none
 }
 
-// RangeSet is an address pool. Each attachment gets one address from each set. All ranges of a set have the same address family.
+// RangeSet is an address pool of one family. Each attachment gets one address from each set.
 type RangeSet []Range
 
 type rawRange struct {
@@ -62,7 +62,7 @@ func parseRange(raw rawRange) (Range, error) {
 	return r, r.forPods()
 }
 
-// forPods returns an error if pods cannot use the addresses of the subnet, or if no host can have the address of the gateway.
+// forPods fails if pods cannot use the addresses of the subnet, or if no host can have the address of the gateway.
 func (r Range) forPods() error {
 	if r.Subnet.Bits() == 0 || r.Subnet.Addr().IsLoopback() || r.Subnet.Addr().IsMulticast() {
 		return plugin.KeyErrorf("subnet", "ipam subnet %s: has no addresses for pods", r.Subnet)
@@ -94,11 +94,11 @@ func parseIn(subnet netip.Prefix, key, value string, into *netip.Addr) error {
 	return nil
 }
 
-// pointToPoint reports whether a subnet has only one or two addresses, and therefore no network address and no broadcast address. Pods can
-// use all addresses of such a small subnet (RFC 3021 for IPv4, RFC 6164 for IPv6).
+// pointToPoint reports whether a subnet has at most two addresses, all of which pods can use, because none is a network or broadcast
+// address (RFC 3021 for IPv4, RFC 6164 for IPv6).
 func pointToPoint(p netip.Prefix) bool { return p.Addr().BitLen()-p.Bits() < 2 }
 
-// lastUsable returns the last address of a prefix that a pod can have. The last address of an IPv4 prefix is the broadcast address.
+// lastUsable returns the last address of a prefix that a pod can have; in IPv4, the very last one is the broadcast address.
 func lastUsable(p netip.Prefix) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
@@ -190,7 +190,7 @@ func (s RangeSet) startingAfter(begin netip.Addr) iter.Seq[netip.Addr] {
 	}
 }
 
-// count returns the number of addresses that the plugin can assign from the set. Numbers above 2^53 are rounded.
+// count returns how many addresses can be assigned from the set, rounded above 2^53.
 func (s RangeSet) count() (total float64) {
 	for _, r := range s {
 		start, end := r.Start.As16(), r.End.As16()

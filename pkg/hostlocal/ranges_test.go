@@ -94,7 +94,7 @@ func TestParseRangeRefused(t *testing.T) {
 	}
 }
 
-// rangeIn returns a range in a subnet. The gateway of the range is the first address of the subnet.
+// rangeIn returns a range in a subnet, whose first address is the gateway.
 func rangeIn(t testing.TB, subnet, start, end string) Range {
 	t.Helper()
 	r, err := parseRange(rawRange{Subnet: subnet, RangeStart: start, RangeEnd: end})
@@ -150,8 +150,7 @@ func TestCheckSets(t *testing.T) {
 	}
 }
 
-// walkOrder returns the addresses that startingAfter yields, in the same order. Each address is shortened to its last group, such as ".5"
-// or ":5".
+// walkOrder returns the addresses that startingAfter yields, each shortened to its last group, such as ".5" or ":5".
 func walkOrder(t *testing.T, s RangeSet, begin string) (order []string) {
 	t.Helper()
 	addr, _ := netip.ParseAddr(begin)

@@ -20,8 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// reboot() simulates a reboot: the records are gone, and the kernel has another boot ID, which is a file that is mounted over the kernel's
-// in the mount namespace of the sandbox. The leases are older than the machine's real boot.
+// reboot simulates a reboot. The records are gone, the kernel has another boot ID, through a file mounted over its own in the sandbox, and
+// the leases are older than the machine's real boot.
 func (l lab) reboot() {
 	l.Helper()
 	const path = "/proc/sys/kernel/random/boot_id"
@@ -54,7 +54,7 @@ func (l lab) setAge(addr string, age time.Duration) {
 
 const tiny = `"subnet":"10.1.2.0/29"` // addresses .2 to .6
 
-// TestReboot (F-27): a full pool gives the addresses of pods of an earlier boot, the oldest lease first, and no address of this boot.
+// A full pool gives the addresses of pods of an earlier boot, the oldest lease first, and none of this boot (F-27).
 func TestReboot(t *testing.T) {
 	l := newLab(t, tiny)
 	for i := range 4 {
@@ -72,8 +72,8 @@ func TestReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "new5", ""), plugin.CodeExhausted, "no IP addresses available")
 }
 
-// TestRebootSameContainer: a container is attached again after a reboot without a DEL. DEL releases what its record names. The next DEL
-// finds no record, and releases the rest.
+// If a container is attached again after a reboot without a DEL, its DEL releases what its record names. The next DEL finds no record and
+// releases the rest.
 func TestRebootSameContainer(t *testing.T) {
 	l := newLab(t, tiny)
 	l.mustGive("a", "10.1.2.2/29")
@@ -87,7 +87,7 @@ func TestRebootSameContainer(t *testing.T) {
 	}
 }
 
-// TestRequestedAfterReboot: a pod requests the address that its predecessor of an earlier boot had.
+// A pod can request the address of its predecessor in an earlier boot.
 func TestRequestedAfterReboot(t *testing.T) {
 	const wish = `"runtimeConfig":{"ips":["10.1.2.2"]}`
 	l := newLab(t, tiny)
@@ -98,7 +98,7 @@ func TestRequestedAfterReboot(t *testing.T) {
 	l.mustFail(l.call("ADD", "c", wish), plugin.CodeAddressTaken, "it is leased to container b")
 }
 
-// TestLiveKeepTheirs: in a full pool, none of these leases may be taken: their pods may live.
+// In a full pool, none of these leases may be taken, because their pods may live.
 func TestLiveKeepTheirs(t *testing.T) {
 	refused := func(l lab) {
 		t.Helper()
@@ -197,7 +197,7 @@ func routeTo(t *testing.T, dst string) {
 	kerneltest.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst))}))
 }
 
-// TestForeignAddress: ADD skips an address that the node has itself, or to which it has a route of its own.
+// ADD skips an address that the node has itself, or to which it has a route of its own.
 func TestForeignAddress(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/24","gateway":"10.1.2.254"`)
 	connect(t, "10.1.2.1/32", "10.9.9.9/32")

@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// readResolvConf reads a file in the syntax of resolv.conf(5). Like the reference plugin, readResolvConf does not check or change the
-// values.
+// readResolvConf reads a file in the syntax of resolv.conf(5). Like the reference plugin, it neither checks nor changes the values.
 func readResolvConf(path string) (types.DNS, error) {
 	data, err := store.ReadFile(path) // resolv.conf is a symbolic link on many nodes
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore creates the missing leases of all live attachments, for example after somebody has emptied a lease folder.
+// Restore creates the missing leases of all live attachments, for example of an emptied lease folder.
 func Restore(log *slog.Logger) error {
 	return restoreAll(log, attachment.Waiting, func(attachment.Record) bool { return true })
 }
@@ -35,8 +35,8 @@ func restoreAll(log *slog.Logger, locks attachment.Locker, wanted func(attachmen
 	return errors.Join(errs...)
 }
 
-// restoreEmptied is the restoration of STATUS, which waits for no lock, and only of a folder without a boot file: another program's DEL may
-// have removed a single lease just before its namespace. Before the first ADD of a network in this boot, there is nothing to restore.
+// restoreEmptied restores for STATUS, which waits for no lock. It skips folders with a boot file, because another program's DEL may have
+// removed a single lease just before its namespace. Before the first ADD of a network in this boot, there is nothing to restore.
 func restoreEmptied(path string, r *plugin.Request) error {
 	networks, err := attachment.Networks()
 	if _, missing := os.Lstat(filepath.Join(path, bootFile)); missing == nil || !slices.Contains(networks, r.Network) {
@@ -51,8 +51,8 @@ func restoreEmptied(path string, r *plugin.Request) error {
 	return errors.Join(append(l.unread, err)...)
 }
 
-// restore creates the missing leases of this folder. The addresses of attachments that another process has locked become reserved instead:
-// to wait for them under the lock of the folder would be a deadlock.
+// restore creates the missing leases of this folder. Addresses of attachments that another process has locked become reserved instead,
+// because waiting for them under the lock of the folder would be a deadlock.
 func (l *leases) restore() error {
 	lost, damaged, err := Unleased(l.dir.Path())
 	errs := []error{err}
@@ -77,8 +77,8 @@ func (l *leases) restore() error {
 	return nil
 }
 
-// Unleased returns the records of live attachments that lack a lease, only those of one lease folder if it is given. The second result
-// lists the records that cannot be read.
+// Unleased returns the records of live attachments that lack a lease, optionally of one lease folder only, and the records that cannot be
+// read.
 func Unleased(path string) ([]attachment.Record, []attachment.Damaged, error) {
 	all, damaged, err := attachment.Scan()
 	return slices.DeleteFunc(all, func(rec attachment.Record) bool {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// BootFile returns the path of the file that only this plugin needs in a network's lease folder. The result ok is true if it exists.
+// BootFile returns the path of the file in a network's lease folder that only this plugin needs, and whether it exists.
 func BootFile(network, dataDir string) (path string, ok bool) {
 	path = filepath.Join(leaseDir(network, dataDir), bootFile)
 	_, err := os.Stat(path)
@@ -26,8 +26,8 @@ func RemoveBootFile(network, dataDir string) error {
 	return ignoreMissing(os.Remove(path))
 }
 
-// RemoveFolder removes the lease folder of a network that contains no lease, and no file of another program. It returns the path of the
-// removed folder, or "" if it still exists.
+// RemoveFolder removes a network's lease folder if it has no lease and no file of another program. It returns the path of the removed
+// folder, or "".
 func RemoveFolder(network, dataDir string) (removed string, err error) {
 	path := leaseDir(network, dataDir)
 	dir, err := store.Open(path)

@@ -26,8 +26,8 @@ type rawRoute struct {
 	Scope    *int   `json:"scope"`
 }
 
-// parseRoutes returns the routes. A route that is invalid or occurs twice is an error. A gateway may be outside all subnets of the pod,
-// because another route can make the gateway reachable.
+// parseRoutes refuses invalid and duplicate routes. A gateway may be outside all subnets of the pod, because another route can make it
+// reachable.
 func parseRoutes(raw []rawRoute, fail func(error)) (routes []*types.Route) {
 	for i, r := range raw {
 		route, err := parseRoute(r)
@@ -69,8 +69,8 @@ func parseRoute(raw rawRoute) (*types.Route, error) {
 		Scope: raw.Scope}, nil
 }
 
-// checkNumbers returns an error for a number that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in
-// rtnetlink(7)). checkNumbers also returns an error for scope 255, which means that the destination does not exist.
+// checkNumbers fails for a number that the kernel would truncate (struct rtmsg, RTA_PRIORITY, RTA_TABLE and RTAX_MTU in rtnetlink(7)), and
+// for scope 255, which means that the destination does not exist.
 func (r rawRoute) checkNumbers() error {
 	for _, n := range []struct {
 		key   string

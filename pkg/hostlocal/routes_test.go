@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestRoutes checks that the routes in the result of ADD have the same JSON as the routes of the reference plugin.
+// Routes in the result of ADD have the same JSON as those of the reference plugin.
 func TestRoutes(t *testing.T) {
 	for _, text := range []string{
 		`[{"dst":"0.0.0.0/0"},{"dst":"192.168.0.0/16","gw":"10.9.9.9"},{"dst":"::/0","gw":"fe80::1"}]`, // gateways outside the subnets
@@ -64,7 +64,7 @@ func TestRoutesRefused(t *testing.T) {
 	}
 }
 
-// TestKindsOfValues checks that the error message contains the key if a value has the wrong type.
+// An error about a value of the wrong type names the key.
 func TestKindsOfValues(t *testing.T) {
 	for ipam, says := range map[string]string{
 		`"ranges":[{"subnet":"10.1.2.0/24"}]`:            "an entry of ipam.ranges is an object: want a list of objects",

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// A lab is a test network with its own lease folder.
+// lab is a test network with its own lease folder.
 type lab struct {
 	*testing.T
 	network string
@@ -41,8 +41,7 @@ func newLab(t *testing.T, ipam string) lab {
 	return labIn(t, kerneltest.NewPod(t).Path, t.TempDir(), ipam)
 }
 
-// newQuickLab returns a lab that uses the sandbox's own namespace. No real pod namespace is needed, because the plugin checks only that the
-// namespace's path exists.
+// newQuickLab returns a lab in the sandbox's own namespace, which is enough, because the plugin only checks that the path exists.
 func newQuickLab(t *testing.T, ipam string) lab {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "lab") // on tmpfs
@@ -53,7 +52,7 @@ func newQuickLab(t *testing.T, ipam string) lab {
 	return labIn(t, "/proc/self/ns/net", dir, ipam)
 }
 
-// The type answer contains the result or the error of a plugin call.
+// answer is the result or the error of a plugin call.
 type answer struct {
 	IPs []struct {
 		Address, Gateway string
@@ -66,7 +65,7 @@ type answer struct {
 	log    string
 }
 
-// addresses() returns all addresses of a result as one text.
+// addresses returns all addresses of a result as one text.
 func (a answer) addresses() string {
 	var list []string
 	for _, ip := range a.IPs {
@@ -75,7 +74,7 @@ func (a answer) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// call() runs a CNI command for the interface eth0 of a container. The argument "more" contains additional configuration keys.
+// call runs a CNI command for eth0 of a container. more contains additional configuration keys.
 func (l lab) call(verb, id, more string, env ...string) answer {
 	l.Helper()
 	return l.callFor(verb, plugin.Attachment{ContainerID: id, IfName: "eth0"}, more, env...)
@@ -109,7 +108,6 @@ func (l lab) callFor(verb string, of plugin.Attachment, more string, env ...stri
 	return a
 }
 
-// mustGive checks that ADD assigns the wanted addresses.
 func (l lab) mustGive(id, want string) {
 	l.Helper()
 	if a := l.call("ADD", id, ""); a.addresses() != want {
@@ -117,7 +115,7 @@ func (l lab) mustGive(id, want string) {
 	}
 }
 
-// mustFail checks that a call returned an error with the given code, and that the message of the error contains the given text.
+// mustFail checks the code of an error and that its message contains a text.
 func (l lab) mustFail(a answer, code uint, says string) {
 	l.Helper()
 	if a.Code != code || !strings.Contains(a.Msg, says) {
@@ -125,7 +123,6 @@ func (l lab) mustFail(a answer, code uint, says string) {
 	}
 }
 
-// ok() fails the test if a plugin call returned an error.
 func (l lab) ok(a answer) {
 	l.Helper()
 	if a.Code != 0 {
@@ -133,7 +130,7 @@ func (l lab) ok(a answer) {
 	}
 }
 
-// files() returns the mode and the content of each file in the lease folder, but for the boot file.
+// files returns the mode and content of each file in the lease folder but the boot file.
 func (l lab) files() map[string]string {
 	l.Helper()
 	entries, err := os.ReadDir(l.dir)
@@ -158,7 +155,7 @@ func (l lab) files() map[string]string {
 	return files
 }
 
-// age() makes all leases and records old, so that GC may collect them.
+// age makes all leases and records old, so that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	if err := kerneltest.Age(l.dir, filepath.Join(store.Root, l.network)); err != nil {
@@ -166,7 +163,7 @@ func (l lab) age() {
 	}
 }
 
-// put() simulates another program that writes a file to the lease folder.
+// put writes a file to the lease folder, as another program would.
 func (l lab) put(name, content string) {
 	l.Helper()
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {

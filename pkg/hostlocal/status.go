@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// status returns an error only if no ADD can succeed. An exhausted pool is one only with strictStatus, because addresses become free when
-// pods are deleted.
+// status fails only if no ADD can succeed. An exhausted pool counts only with strictStatus, because addresses become free when pods are
+// deleted.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if NoPodCIDR(err) {
@@ -42,8 +42,8 @@ func status(r *plugin.Request) error {
 	return nil
 }
 
-// logExhausted writes one log line when range sets become exhausted, and one when they have free addresses again. A note for each pool
-// says which were exhausted at the last call.
+// logExhausted writes one log line when range sets become exhausted, and one when they have free addresses again. A note for each pool says
+// which were exhausted at the last call.
 func (c Config) logExhausted(r *plugin.Request, full []string) {
 	pool := fnv.New64a()
 	fmt.Fprint(pool, c.Dir, c.Sets)
@@ -57,7 +57,7 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 	}
 }
 
-// exhaustedSets describes the range sets that have no free address, and none that ADD could take from a pod of an earlier boot.
+// exhaustedSets describes the range sets without a free address or one that ADD could take from a pod of an earlier boot.
 func (c Config) exhaustedSets() (full []string, err error) {
 	usage, err := c.usage()
 	if err != nil {

@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStrictStatus checks that STATUS fails for an exhausted pool only if strictStatus is true. STATUS succeeds if a pod of an earlier boot
-// still has an address of the pool, because ADD can take it.
+// STATUS fails for an exhausted pool only with strictStatus, and not while ADD can take an address from a pod of an earlier boot.
 func TestStrictStatus(t *testing.T) {
 	// the only addresses are 10.1.2.2 and both addresses of 10.1.3.0/31
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"},{"subnet":"10.1.3.0/31"}],[{"subnet":"fd00::/64"}]]`)
@@ -41,7 +40,7 @@ func TestStrictStatus(t *testing.T) {
 	strict.ok(strict.call("STATUS", "", ""))
 }
 
-// TestStatusReadsOnce: with two exhausted range sets, STATUS opens each file once. The lease of a gateway frees no address.
+// With two exhausted range sets, STATUS opens each file once. The lease of a gateway frees no address.
 func TestStatusReadsOnce(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/30"}],[{"subnet":"10.1.3.0/31"}]],"strictStatus":true`)
 	l.ok(l.call("ADD", "a", ""))
@@ -63,8 +62,7 @@ func TestStatusReadsOnce(t *testing.T) {
 	}
 }
 
-// TestStatusLogsChanges (F-47): STATUS logs one line when a pool becomes exhausted, and one line when it has free addresses again. Further
-// calls of STATUS log nothing.
+// STATUS logs one line when a pool becomes exhausted, one when it has free addresses again, and none in between (F-47).
 func TestStatusLogsChanges(t *testing.T) {
 	l := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	lines := func(says string) (n int) {
@@ -93,7 +91,7 @@ func TestStatusLogsChanges(t *testing.T) {
 	}
 }
 
-// TestC72StatusIsPassive (C-72) checks that STATUS succeeds while another process holds the lock, and that STATUS creates no files.
+// STATUS succeeds while another process holds the lock, and creates no files (C-72).
 func TestC72StatusIsPassive(t *testing.T) {
 	l := newLab(t, one+`,"strictStatus":true`)
 	l.ok(l.call("STATUS", "", ""))
@@ -122,7 +120,7 @@ func TestC72StatusIsPassive(t *testing.T) {
 	}
 }
 
-// modified() returns the modification time of the lease folder.
+// modified returns the modification time of the lease folder.
 func (l lab) modified() time.Time {
 	l.Helper()
 	info, err := os.Stat(l.dir)
@@ -132,7 +130,7 @@ func (l lab) modified() time.Time {
 	return info.ModTime()
 }
 
-// TestStatusOfBrokenFolders checks that STATUS fails if the plugin cannot write leases to the lease folder.
+// STATUS fails if leases cannot be written to the lease folder.
 func TestStatusOfBrokenFolders(t *testing.T) {
 	for what, place := range map[string]func(dir string) error{
 		"a file for the leases": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
@@ -165,7 +163,7 @@ func readOnly(path string) error {
 	return errors.Join(unix.Mount(path, path, "", unix.MS_BIND, ""), unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// TestPoolsOfOneNetwork: two plugins in the chain of a network have pools. STATUS logs only once that a pool is exhausted.
+// If two plugins in the chain of a network have pools, STATUS logs an exhausted one only once.
 func TestPoolsOfOneNetwork(t *testing.T) {
 	full := newLab(t, `"ranges":[[{"subnet":"10.1.3.0/31"}]]`)
 	room := full

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestCheck (C-65) checks that the result of CHECK depends on the owner in the lease file.
+// CHECK compares the owner in the lease file (C-65).
 func TestCheck(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 	l.mustFail(l.call("CHECK", "a", prev("10.1.2.2/24")), plugin.CodeStateDiffers, "lease folder")
 }
 
-// TestDelNeedsLittle (C-45, C-47) checks that DEL creates no files. DEL must also succeed if the configuration is invalid.
+// DEL creates no files, and succeeds with an invalid configuration (C-45, C-47).
 func TestDelNeedsLittle(t *testing.T) {
 	l := newLab(t, one)
 	l.ok(l.call("DEL", "a", ""))
@@ -78,7 +78,7 @@ func TestGC(t *testing.T) {
 	l.mustFail(l.call("GC", "", ""), plugin.CodeConfig, "valid-attachments is missing")
 }
 
-// TestGCGoesOn (C-83): GC cannot delete one of several stale leases. GC must return an error, but must still delete all other stale leases.
+// If GC cannot delete one of several stale leases, it returns an error but deletes the others (C-83).
 func TestGCGoesOn(t *testing.T) {
 	l := newLab(t, one)
 	for i, id := range []string{"a", "b", "c"} {
@@ -107,7 +107,7 @@ func TestGCGoesOn(t *testing.T) {
 	}
 }
 
-// TestUnusualInterfaceNames checks that a lease may contain any interface name that the kernel allows.
+// A lease may contain any interface name that the kernel allows.
 func TestUnusualInterfaceNames(t *testing.T) {
 	l := newLab(t, one)
 	for _, name := range []string{"é", "日本", "a.b", "@x"} {
@@ -120,8 +120,7 @@ func TestUnusualInterfaceNames(t *testing.T) {
 	}
 }
 
-// TestGCKeepsUnusualInterfaces checks that GC keeps a lease of another plugin if its attachment is valid. The lease contains an interface
-// name that the ADD of this plugin might refuse.
+// GC keeps another plugin's lease of a valid attachment, even with an interface name that this plugin's ADD might refuse.
 func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	for _, name := range []string{"default", "all", "a%b", "-x", "é", "\ufffd"} {
 		l := newLab(t, one)
@@ -138,8 +137,7 @@ func TestGCKeepsUnusualInterfaces(t *testing.T) {
 	}
 }
 
-// TestForeignOwners: a lease file contains something that is no owner. For such a lease, parseOwner must return an ID that no
-// container has.
+// For a lease without a valid owner, parseOwner returns an ID that no container has.
 func TestForeignOwners(t *testing.T) {
 	for _, lease := range []string{"a\r\n\xff", "a\r\n\x01", "a\r\nx y", "a\r\nx/y", "x y\r\neth0"} {
 		if of := parseOwner([]byte(lease)); of.ContainerID[0] != '?' {
@@ -176,8 +174,7 @@ func TestStatus(t *testing.T) {
 	l.mustFail(newLab(t, `"ranges":[]`).call("STATUS", "", ""), plugin.CodeConfig, "no IP ranges")
 }
 
-// addConcurrently runs ADD for many containers at the same time. addConcurrently returns a map from containers to addresses, and the failed
-// calls.
+// addConcurrently runs ADD for many containers at once, and returns the address of each, and the failed calls.
 func (l lab) addConcurrently(pods int) (given map[string]string, failed []answer) {
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -199,7 +196,7 @@ func (l lab) addConcurrently(pods int) (given map[string]string, failed []answer
 	return given, failed
 }
 
-// mustBeDistinct checks that each container has an address of its own, and that the lease file of this address contains the container's ID.
+// mustBeDistinct checks that each container has an address of its own, whose lease contains the container's ID.
 func (l lab) mustBeDistinct(given map[string]string) {
 	l.Helper()
 	seen := map[string]string{}
@@ -227,7 +224,7 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsOthers checks that a failed ADD does not release addresses of other pods.
+// A failed ADD releases no addresses of other pods.
 func TestUndoKeepsOthers(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -252,8 +249,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestUnreadableLease: the plugin cannot read a lease, so the owner of the lease is unknown. The plugin must not assign the address of the
-// unreadable lease, and other pods must get addresses as usual.
+// The address of a lease that cannot be read is not assigned, because its owner is unknown; other pods get addresses as usual.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")

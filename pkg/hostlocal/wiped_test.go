@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// record writes a record of another plugin, or of host-local, for the interface eth0 of a container.
+// record writes a record of another plugin, or of host-local, for eth0 of a container.
 func (l lab) record(name, id string, state map[string]any) {
 	l.Helper()
 	state["ipam"] = json.RawMessage("{" + l.ipam + "}")
@@ -39,8 +39,8 @@ func (l lab) recordOf(id string) string {
 	return filepath.Join(store.Root, l.network, "host-local-"+attachment.Key{Network: l.network, ContainerID: id, IfName: "eth0"}.Hash())
 }
 
-// TestPartlyRestored: while a verb holds an attachment, a wiped folder cannot get its lease back. No ADD takes its address meanwhile, and a
-// later ADD or STATUS restores it. Until then there is no boot file, so that a kill changes nothing.
+// While a verb holds an attachment, a wiped folder cannot get its lease back. No ADD takes its address meanwhile, and a later ADD or STATUS
+// restores it. Until then there is no boot file, so that a kill changes nothing.
 func TestPartlyRestored(t *testing.T) {
 	for _, verb := range []string{"ADD", "STATUS"} {
 		l := newLab(t, one)
@@ -71,7 +71,7 @@ func TestPartlyRestored(t *testing.T) {
 	}
 }
 
-// TestWipedFolderParallel: ADDs at once in a wiped folder take no address of a live pod.
+// Simultaneous ADDs in a wiped folder take no address of a live pod.
 func TestWipedFolderParallel(t *testing.T) {
 	l := newLab(t, one)
 	for i := range 30 {
@@ -94,8 +94,8 @@ func TestWipedFolderParallel(t *testing.T) {
 	}
 }
 
-// TestRestoredLeases: STATUS, GC and reload create the leases of live attachments that a wiped folder lacks, also of a killed ADD. Records
-// without addresses and of dead pods change nothing. The lease has the time of the record, so that the removal of a dead pod finds it.
+// STATUS, GC and reload create the leases of live attachments that a wiped folder lacks, also of a killed ADD. Records without addresses
+// and of dead pods change nothing. The lease has the time of the record, so that the removal of a dead pod finds it.
 func TestRestoredLeases(t *testing.T) {
 	for _, verb := range []string{"STATUS", "GC", "reload"} {
 		l := newLab(t, `"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]`)
@@ -136,7 +136,7 @@ func TestRestoredLeases(t *testing.T) {
 	}
 }
 
-// TestRestoredVFs: the record of sriov has the addresses of each VF, whose leases are of its own interface.
+// The record of sriov has the addresses of each VF, whose leases are of its own interface.
 func TestRestoredVFs(t *testing.T) {
 	l := newLab(t, one)
 	vfs := []map[string]any{{"name": "eth0", "addresses": []string{"10.1.2.2/24"}}, {"name": "net1", "addresses": []string{"10.1.2.3/24"}}}
@@ -156,7 +156,7 @@ func TestRestoredVFs(t *testing.T) {
 	}
 }
 
-// TestStatusKeepsReleased: the reference plugin's DEL has removed a lease whose namespace and record still exist.
+// A lease that the reference plugin's DEL removed is not restored, although its namespace and record still exist.
 func TestStatusKeepsReleased(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -167,7 +167,7 @@ func TestStatusKeepsReleased(t *testing.T) {
 	}
 }
 
-// TestGCRestoresValid: GC restores no lease that it would remove again.
+// GC restores no lease that it would remove again.
 func TestGCRestoresValid(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -179,7 +179,7 @@ func TestGCRestoresValid(t *testing.T) {
 	}
 }
 
-// TestRestoredFolder: ADD in another folder of the network does not get the leases that the first one lacks.
+// ADD in another folder of the network does not get the leases that the first one lacks.
 func TestRestoredFolder(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -190,8 +190,8 @@ func TestRestoredFolder(t *testing.T) {
 	other.mustGive("b", "10.1.2.2/24")
 }
 
-// TestUnreadRecord: while a record cannot be read, ADD and STATUS restore what they can, and write no boot file, so that they restore the
-// rest once it can be. STATUS logs the record once. Other networks do not wait for it.
+// While a record cannot be read, ADD and STATUS restore what they can and write no boot file, so that the rest follows once it can be.
+// STATUS logs the record once, and other networks do not wait for it.
 func TestUnreadRecord(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -224,7 +224,7 @@ func TestUnreadRecord(t *testing.T) {
 	kerneltest.Must(t, err)
 }
 
-// TestRecordsNotListed: while the records cannot be listed, no ADD in a wiped folder takes an address, which may be a live pod's.
+// While the records cannot be listed, no ADD in a wiped folder takes an address, which may be a live pod's.
 func TestRecordsNotListed(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -245,7 +245,7 @@ func TestRecordsNotListed(t *testing.T) {
 	l.mustGive("b", "10.1.2.3/24")
 }
 
-// TestGCWaitsForNoAttachment: GC restores without waiting for a verb that holds an attachment.
+// GC restores without waiting for a verb that holds an attachment.
 func TestGCWaitsForNoAttachment(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -260,7 +260,7 @@ func TestGCWaitsForNoAttachment(t *testing.T) {
 	}
 }
 
-// TestStatusScansOnce: the first STATUS in a folder without a boot file reads each record once, and a second one none.
+// The first STATUS in a folder without a boot file reads each record once, and a second one none.
 func TestStatusScansOnce(t *testing.T) {
 	l := newLab(t, one)
 	l.record("bridge", "none", map[string]any{})
@@ -273,8 +273,8 @@ func TestStatusScansOnce(t *testing.T) {
 	}
 }
 
-// TestVFOfEarlierBoot: the lease of a VF is its pod's, whose record has another interface name, and is in the folder of the network without
-// the suffix of a chained sriov. The clock was set back since.
+// The lease of a VF is its pod's, whose record has another interface name and is in the folder of the network without the suffix of a
+// chained sriov. The clock was set back since.
 func TestVFOfEarlierBoot(t *testing.T) {
 	for _, suffix := range []string{"", ipam.ChainedSuffix} {
 		records := newLab(t, `"subnet":"10.1.2.0/30"`)
@@ -293,7 +293,6 @@ func TestVFOfEarlierBoot(t *testing.T) {
 	}
 }
 
-// TestDelReadsItsRecordOnce: DEL opens the record of its attachment once.
 func TestDelReadsItsRecordOnce(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -303,7 +302,7 @@ func TestDelReadsItsRecordOnce(t *testing.T) {
 	}
 }
 
-// TestDelOfTwoFolders: a second ADD after a change of dataDir has left leases in both folders, and DEL releases both.
+// After an ADD with a changed dataDir left leases in both folders, DEL releases both.
 func TestDelOfTwoFolders(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -322,7 +321,7 @@ func TestDelOfTwoFolders(t *testing.T) {
 	}
 }
 
-// TestDelOfChangedFolder: DEL finds the lease in the folder of the record, although the configuration names another one.
+// DEL finds the lease in the folder of the record, although the configuration names another one.
 func TestDelOfChangedFolder(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -334,7 +333,7 @@ func TestDelOfChangedFolder(t *testing.T) {
 	}
 }
 
-// TestNewerRecord: ADD keeps a record that it cannot read, for example of a newer version. DEL removes it and the lease.
+// ADD keeps a record that it cannot read, for example of a newer version. DEL removes it and the lease.
 func TestNewerRecord(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -353,7 +352,7 @@ func TestNewerRecord(t *testing.T) {
 	l.mustGive("a", "10.1.2.3/24")
 }
 
-// TestOddNames: a file counts as the lease of an address only if its name is the usual form of the address.
+// A file is the lease of an address only if its name is the address in its usual form.
 func TestOddNames(t *testing.T) {
 	for _, name := range []string{"fd00:0::2", "fd00::2%eth0"} {
 		l := newLab(t, `"subnet":"fd00::/126","rangeStart":"fd00::2","strictStatus":true`)
@@ -363,7 +362,7 @@ func TestOddNames(t *testing.T) {
 	}
 }
 
-// TestStatusIsSilent: STATUS of a full pool does not log a lease that it cannot read, since it runs every few seconds.
+// STATUS of a full pool does not log a lease that it cannot read, since it runs every few seconds.
 func TestStatusIsSilent(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`)
 	kerneltest.Must(t, os.MkdirAll(filepath.Join(l.dir, "10.1.2.2"), 0o755))
@@ -376,7 +375,7 @@ func TestStatusIsSilent(t *testing.T) {
 	}
 }
 
-// TestReclaimKeepsForeign: after a reboot, a route of length 32 says that somebody uses the address of an old lease.
+// After a reboot, a route of length 32 says that somebody uses the address of an old lease.
 func TestReclaimKeepsForeign(t *testing.T) {
 	l := newLab(t, `"subnet":"10.1.2.0/30"`)
 	l.mustGive("a", "10.1.2.2/30")

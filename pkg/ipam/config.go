@@ -8,7 +8,7 @@ import "encoding/json"
 // belong to the main plugin, whose GC would delete leases of VF interfaces, because the runtime does not pass these interfaces to GC.
 const ChainedSuffix = ".vf"
 
-// Object returns the value of the key ipam in a configuration. DEL calls Object even if other parts of the configuration are invalid.
+// Object returns the value of the key ipam in a configuration, whose other parts may be invalid, for DEL.
 func Object(config []byte) json.RawMessage {
 	var keys struct {
 		IPAM json.RawMessage `json:"ipam"`
@@ -17,7 +17,7 @@ func Object(config []byte) json.RawMessage {
 	return keys.IPAM
 }
 
-// Type returns the plugin type in an ipam object, or "" if the type is missing.
+// Type returns the plugin type in an ipam object, or "".
 func Type(object json.RawMessage) string {
 	var keys struct {
 		Type string `json:"type"`

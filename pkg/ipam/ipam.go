@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipam runs the configured IPAM plugin. An IPAM plugin that is linked into the main plugin runs in the same process. Any other IPAM
-// plugin is a program from a folder in CNI_PATH and runs as a child process.
+// Package ipam runs the configured IPAM plugin: in this process if it is linked into the main plugin, otherwise as a program from a folder
+// in CNI_PATH.
 package ipam
 
 import (
@@ -24,10 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// timeoutOf returns the timeout of an external IPAM plugin. Without a timeout, an IPAM plugin that hangs would hold the pod's lock forever.
-// ADD has the longest timeout, because the IPAM plugin may have to wait for a server. The timeout of DEL is shorter: a container runtime
-// allows one minute for the DEL of all plugins in the chain. The timeout of STATUS is also shorter, because the container runtime holds a
-// lock during STATUS.
+// timeoutOf returns the timeout of an external IPAM plugin, which could otherwise hang and hold the pod's lock forever. ADD has the
+// longest, because the plugin may wait for a server. A runtime allows one minute for the DEL of the whole chain, and holds a lock during
+// STATUS.
 func timeoutOf(verb string) time.Duration {
 	switch verb {
 	case "STATUS":
@@ -38,10 +37,10 @@ func timeoutOf(verb string) time.Duration {
 	return 60 * time.Second
 }
 
-// Runner runs IPAM plugins. The IPAM plugins in the field Builtin run inside this process.
+// Runner runs IPAM plugins, those in Builtin inside this process.
 type Runner struct{ Builtin []plugin.Plugin }
 
-// InProcess reports whether the IPAM plugin with the given name runs inside this process.
+// InProcess reports whether the IPAM plugin with this name runs inside this process.
 func (run Runner) InProcess(name string) bool { _, ok := run.builtin(name); return ok }
 
 func (run Runner) builtin(name string) (plugin.Plugin, bool) {
@@ -53,8 +52,7 @@ func (run Runner) builtin(name string) (plugin.Plugin, bool) {
 	return plugin.Plugin{}, false
 }
 
-// Add calls ADD of the IPAM plugin with the given name to allocate addresses. If ADD fails, Add calls DEL of the IPAM plugin, because the
-// plugin may have allocated addresses.
+// Add allocates addresses with ADD of the IPAM plugin. If it fails, Add calls the plugin's DEL, because some may be allocated.
 func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) {
 	defer fault.Phase("ipam")()
 	p, ok := run.builtin(name)
@@ -86,7 +84,7 @@ func parse(r *plugin.Request, out []byte) (*types100.Result, error) {
 	return result, nil
 }
 
-// Available reports whether the IPAM plugin with the given name is linked in or installed.
+// Available reports whether the IPAM plugin with this name is linked in or installed.
 func (run Runner) Available(r *plugin.Request, name string) bool {
 	if _, ok := run.builtin(name); ok {
 		return true
@@ -95,17 +93,17 @@ func (run Runner) Available(r *plugin.Request, name string) bool {
 	return err == nil
 }
 
-// Del calls DEL of the IPAM plugin with the given name to release the attachment's addresses.
+// Del releases the attachment's addresses with DEL of the IPAM plugin.
 func (run Runner) Del(r *plugin.Request, name string) error {
 	return run.verb(r, name, "DEL", func(p plugin.Plugin) func(*plugin.Request) error { return p.Del })
 }
 
-// Check calls CHECK of the plugin with the given name. Check returns an error if the attachment has lost its addresses.
+// Check calls CHECK of the IPAM plugin, which fails if the attachment has lost its addresses.
 func (run Runner) Check(r *plugin.Request, name string) error {
 	return run.verb(r, name, "CHECK", func(p plugin.Plugin) func(*plugin.Request) error { return p.Check })
 }
 
-// GC calls GC of the IPAM plugin with the given name to release the addresses of stale attachments.
+// GC releases the addresses of stale attachments with GC of the IPAM plugin.
 func (run Runner) GC(r *plugin.Request, name string) error {
 	if !run.InProcess(name) {
 		if r.Dead != nil {
@@ -119,7 +117,7 @@ func (run Runner) GC(r *plugin.Request, name string) error {
 	return run.verb(r, name, "GC", func(p plugin.Plugin) func(*plugin.Request) error { return p.GC })
 }
 
-// Status calls STATUS of the plugin with the given name. Status returns an error if the IPAM plugin cannot allocate addresses.
+// Status calls STATUS of the IPAM plugin, which fails if it cannot allocate addresses.
 func (run Runner) Status(r *plugin.Request, name string) error {
 	return run.verb(r, name, "STATUS", func(p plugin.Plugin) func(*plugin.Request) error { return p.Status })
 }
@@ -162,8 +160,7 @@ func ValidType(name string) error {
 	return nil
 }
 
-// delegate() runs an external plugin. The external plugin gets the environment and the standard input of this process (section 4 of the CNI
-// specification).
+// delegate runs an external plugin with the environment and standard input of this process (section 4 of the CNI specification).
 func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	path, err := find(r.Path, name)
 	if err != nil {
@@ -179,8 +176,7 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	case err == nil:
 		return stdout.Bytes(), nil
 	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
-		// If STATUS of the IPAM plugin takes too long, Status only logs the timeout. The IPAM plugin may just be slow, and an error would make
-		// the runtime report the node as NotReady.
+		// The plugin may just be slow, and an error would make the runtime report the node as NotReady.
 		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout)
 		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
@@ -199,9 +195,8 @@ func find(dirs []string, name string) (string, error) {
 	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
 }
 
-// environment() returns the environment for an external plugin. The environment contains the CNI command and the attachment of the request.
-// GC or ADD may delete another attachment than the attachment of the request. The environment for this deletion contains no arguments and
-// no namespace. The reason is that another interface of the container may still use the namespace.
+// environment returns the environment for an external plugin, with the CNI command and attachment of the request. If GC or ADD delete
+// another attachment than their own, it has no arguments and no namespace, which another interface of the container may still use.
 func environment(r *plugin.Request, verb string) []string {
 	own := []string{"CNI_COMMAND=" + verb}
 	if r.ContainerID != "" {
@@ -218,7 +213,7 @@ func environment(r *plugin.Request, verb string) []string {
 	}), own...)
 }
 
-// arguments() formats arguments as a value of CNI_ARGS.
+// arguments formats arguments as a value of CNI_ARGS.
 func arguments(args map[string]string) string {
 	var pairs []string
 	for _, key := range slices.Sorted(maps.Keys(args)) {

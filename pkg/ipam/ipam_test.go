@@ -23,8 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// victimEnv is the name of an environment variable. If the variable is set, the test program runs an IPAM plugin until the test kills the
-// program. The value of the variable is the folder that contains the IPAM plugin.
+// victimEnv makes the test program run the IPAM plugin in the folder that it names, until the test kills it.
 const victimEnv = "IPAM_TEST_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -41,8 +40,7 @@ func request(path ...string) *plugin.Request {
 		Config: []byte(`{"cniVersion":"1.0.0","name":"net"}`), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 }
 
-// externalPlugin creates an IPAM plugin in a new folder. The IPAM plugin is a shell script that logs each call and then runs the commands
-// in body.
+// externalPlugin creates an IPAM plugin in a new folder: a shell script that logs each call and then runs body.
 func externalPlugin(t *testing.T, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -64,8 +62,7 @@ func calls(t *testing.T, dir string) string {
 	return string(data)
 }
 
-// TestForeign checks that an external plugin gets the standard input and the environment of its caller. The CNI command and the attachment
-// in the environment come from the request.
+// An external plugin gets the standard input and environment of its caller, but the CNI command and attachment of the request.
 func TestForeign(t *testing.T) {
 	dir := externalPlugin(t, `[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}'; exit 0`)
 	r := request("/nonexistent", dir)
@@ -88,8 +85,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestEnvironment checks the environment of an external plugin. A plugin that deletes another attachment must not get the namespace of
-// the caller's attachment.
+// A plugin that deletes another attachment does not get the namespace of the caller's.
 func TestEnvironment(t *testing.T) {
 	t.Setenv("CNI_COMMAND", "ADD")
 	t.Setenv("CNI_CONTAINERID", "id")
@@ -120,7 +116,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestForeignFails checks that each kind of failure has an error code. If the plugin may have allocated addresses, Add must call DEL.
+// Each kind of failure has an error code. If addresses may be allocated, Add calls DEL.
 func TestForeignFails(t *testing.T) {
 	for body, want := range map[string]string{
 		`exit 0`:                                  "6 ipam fake: its result: ",
@@ -179,8 +175,7 @@ func TestNotExecutable(t *testing.T) {
 	}
 }
 
-// TestBuiltin checks that a linked-in plugin gets a copy of the request. The copy must contain the name of the linked-in plugin and the
-// right CNI command.
+// A linked-in plugin gets a copy of the request with its own name and the right CNI command.
 func TestBuiltin(t *testing.T) {
 	var seen []string
 	note := func(r *plugin.Request) error {
@@ -221,8 +216,7 @@ func TestValidType(t *testing.T) {
 	}
 }
 
-// TestKilledCaller checks that an external IPAM plugin ends when its caller is killed. Without its caller, the plugin could allocate
-// addresses that no pod uses.
+// An external IPAM plugin ends when its caller is killed, or it could allocate addresses that no pod uses.
 func TestKilledCaller(t *testing.T) {
 	dir := externalPlugin(t, `mkfifo "$(dirname "$0")/pipe"; exec sleep 60`)
 	cmd := exec.Command("/proc/self/exe")
@@ -248,7 +242,7 @@ func TestKilledCaller(t *testing.T) {
 	}
 }
 
-// childOf returns the child process of the process with the given ID.
+// childOf returns the child process of the process with this ID.
 func childOf(t *testing.T, pid int) string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Plan contains the addresses and routes that an interface should have. PlanOf computes the plan from the result of the IPAM plugin. ADD
-// applies the plan, and CHECK compares it with the kernel's state.
+// Plan contains the addresses and routes that an interface should have, from the result of the IPAM plugin. ADD applies it, and CHECK
+// compares it with the kernel's state.
 type Plan struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	Routes    []kernel.Route
@@ -40,7 +40,7 @@ func PlanOf(from *types100.Result) (Plan, error) {
 	return plan, nil
 }
 
-// firstGateway returns the first gateway of an address family, or the zero Addr if the family has no gateway.
+// firstGateway returns the first gateway of an address family, or the zero Addr.
 func (p *Plan) firstGateway(is4 bool) netip.Addr {
 	for _, ip := range p.IPs {
 		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok && gw.Is4() == is4 {
@@ -55,8 +55,7 @@ func (p Plan) Has6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// AddDefaults adds a default route for each address family with a gateway. AddDefaults adds no default route for a family if the IPAM
-// plugin already returned a default route with a gateway for this family.
+// AddDefaults adds a default route for each address family with a gateway, unless the IPAM plugin returned one with a gateway.
 func (p *Plan) AddDefaults() {
 	for _, dst := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		if gw := p.firstGateway(dst.Addr().Is4()); gw.IsValid() && !p.hasGatewayTo(dst) {
@@ -72,8 +71,8 @@ func (p *Plan) hasGatewayTo(dst netip.Prefix) bool {
 	})
 }
 
-// AddRoutes converts the routes in the field Shown and adds them to the field Routes. The field Shown contains the routes in the form of
-// the CNI result. A route without a gateway gets the first gateway of its address family, unless the route's scope forbids a gateway.
+// AddRoutes adds the routes in Shown, which have the form of the CNI result, to Routes. A route without a gateway gets the first one of its
+// family, unless its scope forbids a gateway.
 func (p *Plan) AddRoutes() error {
 	for _, r := range p.Shown {
 		dst, ok := kernel.Prefix(&r.Dst)
@@ -98,8 +97,8 @@ func (p *Plan) AddRoutes() error {
 	return nil
 }
 
-// reaches() reports whether the pod can reach a gateway. A pod can reach a link-local address, each address in its subnets, and each
-// address in the destination of an earlier route.
+// reaches reports whether the pod can reach a gateway: a link-local address, or one in its subnets or in the destination of an earlier
+// route.
 func (p *Plan) reaches(gw netip.Addr) bool {
 	if !gw.IsValid() || gw.IsLinkLocalUnicast() {
 		return true

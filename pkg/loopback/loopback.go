@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loopback is the CNI plugin that brings up the interface lo of a pod. The plugin has no configuration. The plugin ignores
-// CNI_IFNAME and always configures "lo".
+// Package loopback is the CNI plugin that brings up the interface lo of a pod. It has no configuration, and ignores CNI_IFNAME.
 package loopback
 
 import (
@@ -62,8 +61,7 @@ func open(r *plugin.Request) (*kernel.NS, kernel.Link, error) {
 	return pod, link, nil
 }
 
-// loopbackResult returns a result with the interface lo. loopbackResult ignores addresses of lo that are not in loopbackAddresses. In a pod
-// without IPv6, lo does not have the address ::1.
+// loopbackResult returns a result with lo and those of its addresses that are in loopbackAddresses; ::1 is missing in a pod without IPv6.
 func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types100.Result, error) {
 	has, err := pod.Addresses(link)
 	if err != nil {
@@ -81,7 +79,7 @@ func loopbackResult(r *plugin.Request, pod *kernel.NS, link kernel.Link) (*types
 	return res, nil
 }
 
-// setLoDown sets lo down. setLoDown is a no-op if the namespace was deleted.
+// setLoDown sets lo down. It is a no-op if the namespace was deleted.
 func setLoDown(r *plugin.Request) error {
 	if r.Netns == nil {
 		return nil

@@ -67,7 +67,7 @@ func (a callOutput) fails(t *testing.T, code uint, says string) {
 	}
 }
 
-// withLo calls the function change() with the link lo inside the pod.
+// withLo calls change with the link lo inside the pod.
 func withLo(t *testing.T, pod *sandbox.Pod, change func(netlink.Link) error) {
 	t.Helper()
 	err := pod.Do(func() error {
@@ -88,7 +88,7 @@ func isUp(t *testing.T, pod *sandbox.Pod) (up bool) {
 	return up
 }
 
-// TestVersions checks that the result of ADD has the format of the CNI version in the configuration. DEL must set lo down.
+// The result of ADD has the format of the configuration's CNI version, and DEL sets lo down.
 func TestVersions(t *testing.T) {
 	for _, v := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		pod := kerneltest.NewPod(t)
@@ -121,8 +121,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPrevResult: the loopback plugin follows a main plugin in a chain, and therefore receives a prevResult. The loopback plugin must
-// return prevResult unchanged.
+// After a main plugin in a chain, the plugin receives a prevResult and returns it unchanged.
 func TestPrevResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	const prev = `"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.1.0.5/24","interface":0}]}`
@@ -164,7 +163,7 @@ func TestForeignAddress(t *testing.T) {
 	callPlugin(t, pod, "ADD", "1.1.0", "").fails(t, plugin.CodeStateDiffers, "lo has the address 192.0.2.1/32, which is no loopback address")
 }
 
-// TestParallel checks that concurrent ADDs for one pod succeed.
+// Concurrent ADDs for one pod succeed.
 func TestParallel(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	var group sync.WaitGroup

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodefile reads and writes /run/podlace/node.json. The plugins read this file to get the podCIDRs of their node, the CIDRs of all
-// pods, and the MTU of pods. podlace-node or an administrator writes the file. node.json is on tmpfs, and a reboot deletes it. Without the
-// file, pods cannot start, so a pod never gets values from before the reboot.
+// Package nodefile reads and writes /run/podlace/node.json, from which the plugins get the podCIDRs of their node, the CIDRs of all pods,
+// and the MTU of pods. podlace-node or an administrator writes it. It is on tmpfs, so a pod never gets values from before a reboot: without
+// the file, pods cannot start.
 package nodefile
 
 import (
@@ -24,36 +24,32 @@ const Path = store.Root + "/" + name
 
 const name = "node.json"
 
-// StatusName is the name of the status file of podlace-node. The status file and node.json are in the same folder.
+// StatusName is the name of podlace-node's status file, which is in the folder of node.json.
 const StatusName = "node-status.json"
 
-// FlannelPath is the file in which flannel stores the podCIDRs of the node. If Path does not exist, Read uses FlannelPath.
+// FlannelPath is the file in which flannel stores the podCIDRs of the node. Read uses it if Path does not exist.
 const FlannelPath = "/run/flannel/subnet.env"
 
 // Node is the content of node.json.
 type Node struct {
 	PodCIDRs []netip.Prefix `json:"podCIDRs"`
-	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. Plugins replace the keyword useClusterCidr with these
-	// CIDRs.
+	// ClusterCIDRs are the CIDRs of the pods of all nodes, at most MaxClusterCIDRs. They replace the keyword useClusterCidr.
 	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
-	// MTU is the MTU of the pods' interfaces in bytes. The value 0 means the MTU of the uplink.
+	// MTU is the MTU of the pods' interfaces in bytes, or 0 for that of the uplink.
 	MTU int `json:"mtu,omitempty"`
 }
 
-// MaxClusterCIDRs is the maximum number of ClusterCIDRs. With a longer list, the file could exceed 64 KiB, and older plugins refuse a file
-// of this size.
+// MaxClusterCIDRs is the maximum number of ClusterCIDRs. With more, the file could exceed 64 KiB, which older plugins refuse.
 const MaxClusterCIDRs = 256
 
-// maxFile is the maximum size in bytes of node.json and of the file that flannel writes. Each of these files usually contains a few hundred
-// bytes.
+// maxFile is the maximum size in bytes of node.json and of flannel's file, which usually have a few hundred.
 const maxFile = 64 << 10
 
 // minMTU and maxMTU are the smallest and largest MTU that Linux accepts (ETH_MIN_MTU, IP_MAX_MTU).
 const minMTU, maxMTU = 68, 65535
 
-// Read returns the content of Path, or of FlannelPath if Path does not exist. The first result of Read is the path of the file that Read
-// used, or "" if neither file exists. Read does not use the API server, because pods must be able to start while the API server is
-// unreachable.
+// Read returns the content of Path or, if that does not exist, of FlannelPath. file is the path that was read, or "" if neither exists. The
+// API server is not asked, because pods must be able to start while it is unreachable.
 func Read() (file string, node Node, err error) {
 	for _, source := range []struct {
 		file  string
@@ -74,9 +70,8 @@ func Read() (file string, node Node, err error) {
 	return "", Node{}, fmt.Errorf("neither %s nor %s exists", Path, FlannelPath)
 }
 
-// Of returns the result of Read for a request of the container runtime. For each request of the runtime, Of calls Read only once. If the
-// plugin calls a built-in IPAM plugin, the IPAM plugin uses the same result. All code of one ADD, DEL or CHECK therefore uses the same
-// content.
+// Of returns the result of one Read for a whole request, including a built-in IPAM plugin, so that all code of an ADD, DEL or CHECK uses
+// the same content.
 func Of(r *plugin.Request) (file string, node Node, err error) {
 	type content struct {
 		file string
@@ -90,8 +85,7 @@ func Of(r *plugin.Request) (file string, node Node, err error) {
 	return c.file, c.node, c.err
 }
 
-// Write replaces node.json by an atomic rename. Write reports whether the content of the file changed. Write returns an error for content
-// that Read would refuse.
+// Write replaces node.json by an atomic rename, and reports whether its content changed. It refuses content that Read would refuse.
 func Write(node Node) (changed bool, err error) {
 	data, err := json.Marshal(node)
 	if err == nil {
@@ -117,7 +111,7 @@ func Write(node Node) (changed bool, err error) {
 	return true, dir.Write(name, data, 0o600)
 }
 
-// Remove deletes node.json. Remove is a no-op if the file does not exist.
+// Remove deletes node.json. It is a no-op if the file does not exist.
 func Remove() error {
 	dir, err := store.Open(store.Root)
 	if errors.Is(err, fs.ErrNotExist) {

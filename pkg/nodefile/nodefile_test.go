@@ -29,7 +29,7 @@ func cidrs(texts ...string) (list []netip.Prefix) {
 	return list
 }
 
-// putFile writes a file below the /run of the test's sandbox, and deletes the file when the test ends.
+// putFile writes a file below the /run of the test's sandbox, and deletes it when the test ends.
 func putFile(t *testing.T, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -92,8 +92,7 @@ func TestReadFlannel(t *testing.T) {
 	}
 }
 
-// TestWrite checks that Read returns the content that Write wrote. Write does not write unchanged content again. TestWrite also checks that
-// only root can read the file.
+// Read returns what Write wrote, unchanged content is not written again, and only root can read the file.
 func TestWrite(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(filepath.Dir(Path)) })
 	if err := os.RemoveAll(filepath.Dir(Path)); err != nil {
@@ -119,8 +118,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestWriteReplaces checks that Write replaces a symlink, a FIFO or a damaged file at the path, and does not change the target of the
-// symlink.
+// Write replaces a symlink, a FIFO or a damaged file at the path, and does not change the target of the symlink.
 func TestWriteReplaces(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	putFile(t, target, "untouched")
@@ -148,7 +146,6 @@ func TestWriteReplaces(t *testing.T) {
 	}
 }
 
-// TestWriteRefuses checks that Write refuses content that Read would refuse.
 func TestWriteRefuses(t *testing.T) {
 	many := make([]netip.Prefix, MaxClusterCIDRs+1)
 	for i := range many {
@@ -175,8 +172,7 @@ func TestWriteRefuses(t *testing.T) {
 	_ = Remove()
 }
 
-// FuzzParse checks that Parse and parseFlannel return podCIDRs or an error for any content. FuzzParse also checks that parsed content stays
-// the same when it is encoded as JSON and parsed again.
+// FuzzParse checks that Parse and parseFlannel return podCIDRs or an error, and that parsed content survives encoding as JSON.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", `{"podCIDRs":["10.1.2.0/24","fd00::/64"]}`, `{"podCIDRs":}`, `{"podCIDRs":[null]}`, "FLANNEL_SUBNET=",
 		`{"podCIDRs":["10.1.2.0/24"],"clusterCIDRs":["10.0.0.0/8"],"mtu":1450}`, `{"podCIDRs":["::/0"],"clusterCIDRs":[null],"mtu":1e9}`,

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Parse parses node.json. Parse ignores unknown keys, because a newer podlace-node may write them.
+// Parse parses node.json. It ignores unknown keys, because a newer podlace-node may write them.
 func Parse(data []byte) (node Node, err error) {
 	var raw struct {
 		PodCIDRs     []string        `json:"podCIDRs"`
@@ -55,8 +55,8 @@ func parseCIDRs(key string, texts []string) (cidrs []netip.Prefix, err error) {
 	return cidrs, nil
 }
 
-// parseFlannel parses the file that flannel writes. The file that flannel writes consists of shell variables. FLANNEL_SUBNET and
-// FLANNEL_IPV6_SUBNET contain the address of flannel's bridge. This address has the prefix length of the podCIDR.
+// parseFlannel parses the shell variables in flannel's file. FLANNEL_SUBNET and FLANNEL_IPV6_SUBNET contain the address of flannel's bridge
+// with the prefix length of the podCIDR.
 func parseFlannel(data []byte) (node Node, err error) {
 	for line := range strings.Lines(string(data)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")

@@ -13,21 +13,20 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// The type envelope contains the keys of a network configuration that package plugin reads for all plugins.
+// envelope contains the keys of a network configuration that package plugin reads for all plugins.
 type envelope struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	PrevResult json.RawMessage `json:"prevResult"`
 }
 
-// readConfig decodes the configuration from stdin and checks the rules that apply to all plugins. The last argument of readConfig is an
-// error in the environment, or nil. readConfig returns this error only after it has read the version, so that the error document has the
-// correct cniVersion.
+// readConfig decodes the configuration from stdin and checks the rules for all plugins. envErr, an error in the environment, is returned
+// only after the version is known, so that the error document has the correct cniVersion.
 func (p Plugin) readConfig(r *Request, data []byte, envErr error) error {
 	var env envelope
 	decodeErr := Decode(data, &env)
 	if decodeErr != nil && r.Verb == "DEL" {
-		// From the configuration, DEL needs only the name of the network.
+		// DEL needs only the name of the network.
 		var lenient struct {
 			Name string `json:"name"`
 		}
@@ -105,8 +104,7 @@ func (p Plugin) readPrev(r *Request, env envelope) error {
 	return nil
 }
 
-// prevResult returns the result of the previous plugins in the chain, and the version of this result. prevResult returns nil if the
-// configuration contains no prevResult.
+// prevResult returns the result of the previous plugins in the chain and its version, or nil without one.
 func prevResult(env envelope) (*types100.Result, string, error) {
 	if trimmed := bytes.TrimSpace(env.PrevResult); len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null")) {
 		return nil, "", nil
@@ -114,8 +112,7 @@ func prevResult(env envelope) (*types100.Result, string, error) {
 	return ReadResult(env.CNIVersion, env.PrevResult)
 }
 
-// ReadResult parses a result of any version, and also returns this version. If the result contains none, ReadResult uses its first
-// argument, the version of the configuration.
+// ReadResult parses a result of any version, which it also returns. Without one in the result, it is v, that of the configuration.
 func ReadResult(v string, raw []byte) (result *types100.Result, own string, err error) {
 	defer func() { // the library panics on a null entry
 		if p := recover(); p != nil {
@@ -146,7 +143,7 @@ func ReadResult(v string, raw []byte) (result *types100.Result, own string, err 
 	return result, own, err
 }
 
-// withVersion adds the key cniVersion with the value v to a result that has no cniVersion.
+// withVersion adds the cniVersion v to a result without one.
 func withVersion(v string, raw []byte) ([]byte, error) {
 	keys := map[string]json.RawMessage{}
 	if err := json.Unmarshal(raw, &keys); err != nil {

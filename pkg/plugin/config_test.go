@@ -44,8 +44,7 @@ func TestVersionGate(t *testing.T) {
 	}
 }
 
-// TestVersionOfErrors checks that an error document has the version of the configuration. If the configuration's version is not supported,
-// the error document must have the newest version.
+// An error document has the version of the configuration, or the newest if that is not supported.
 func TestVersionOfErrors(t *testing.T) {
 	for in, want := range map[string]string{`"0.3.1"`: "0.3.1", `"1.0.0"`: "1.0.0", `""`: "0.1.0", `"9.9.9"`: "1.1.0", `7`: "1.1.0"} {
 		o := run((&recorder{}).plugin(), newEnv("ADD"), `{"name":"net","cniVersion":`+in+`}`)
@@ -55,7 +54,7 @@ func TestVersionOfErrors(t *testing.T) {
 	}
 }
 
-// TestVersionRefused checks that an error of CheckVersion prevents the call of the plugin.
+// An error of CheckVersion prevents the call of the plugin.
 func TestVersionRefused(t *testing.T) {
 	for verb, v := range map[string]string{"ADD": "9.9.9", "CHECK": "0.3.1", "GC": "1.0.0", "STATUS": "1.0.0"} {
 		rec := &recorder{}
@@ -66,8 +65,7 @@ func TestVersionRefused(t *testing.T) {
 	}
 }
 
-// TestDelOfOtherVersion checks that DEL works with any version in the configuration. DEL must delete attachments even after an upgrade or a
-// downgrade of the plugins.
+// DEL works with any version in the configuration, so that attachments can be deleted after an upgrade or a downgrade.
 func TestDelOfOtherVersion(t *testing.T) {
 	for _, v := range append(allVersions(), "9.9.9", "x", "") {
 		rec := &recorder{}
@@ -119,7 +117,7 @@ func TestPrevResultRefused(t *testing.T) {
 	}
 }
 
-// TestPrevResultRules checks that CHECK and chained plugins require a prevResult. DEL and STATUS must ignore an invalid prevResult.
+// CHECK and chained plugins require a prevResult. DEL and STATUS ignore an invalid one.
 func TestPrevResultRules(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	for _, c := range []struct {
@@ -144,14 +142,13 @@ func TestPrevResultRules(t *testing.T) {
 	}
 }
 
-// TestValidAttachments (C-81) checks that the values null and [] both mean an empty list of valid attachments. GC returns an error if the
-// key for the list of valid attachments is missing or has another JSON type.
+// Both null and [] are an empty list of valid attachments. GC fails if the list is missing or of another JSON type (C-81).
 func TestValidAttachments(t *testing.T) {
 	a, b := Attachment{"a", "eth0"}, Attachment{"b", "net1"}
 	for keys, want := range map[string]map[Attachment]bool{
 		`"cni.dev/valid-attachments":null`: {},
 		`"cni.dev/valid-attachments":[]`:   {},
-		// libcni passes the list of valid attachments under two keys: cni.dev/valid-attachments and cni.dev/attachments.
+		// libcni passes the list of valid attachments as cni.dev/valid-attachments and as cni.dev/attachments.
 		`"cni.dev/valid-attachments":[],"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]`:                  {},
 		`"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"net1","x":1}]`: {a: true, b: true},
 	} {

@@ -16,13 +16,12 @@ import (
 // maxConfig is the maximum size of stdin in bytes. The configuration that libcni passes has a few kilobytes, including prevResult.
 const maxConfig = 16 << 20
 
-// Decode decodes the configuration into the struct to which the argument "raw" points. The struct has the same keys as the JSON. For each
-// unknown key, Decode logs the key together with the most similar known key. An unknown key is valid, because another plugin may read this
-// key. Decode logs an unknown key, because such a key is often misspelt.
+// Decode decodes the configuration into the struct to which raw points. It logs each unknown key with the most similar known one: the key
+// is valid, because another plugin may read it, but often misspelt.
 func (r *Request) Decode(raw any) error { return r.DecodeWithin("", raw) }
 
-// DecodeWithin decodes the configuration as Decode does, but logs only unknown keys inside the object with the given key. IPAM plugins use
-// DecodeWithin, because they get the configuration of the plugin that calls them.
+// DecodeWithin is Decode for IPAM plugins, which get the configuration of their caller: it logs only unknown keys inside the object with
+// the given key.
 func (r *Request) DecodeWithin(key string, raw any) error {
 	if err := Decode(r.Config, raw); err != nil {
 		return err
@@ -44,8 +43,8 @@ func Decode(data []byte, into any) error {
 	return nil
 }
 
-// commonKeys contains the keys that may occur in the configuration of any plugin (SPEC.md section 1 and "Deriving runtime configuration
-// from plugin configuration").
+// commonKeys may occur in the configuration of any plugin (SPEC.md section 1 and "Deriving runtime configuration from plugin
+// configuration").
 var commonKeys = []string{"$schema", "cniVersion", "cniVersions", "name", "type", "capabilities", "args", "runtimeConfig", "prevResult",
 	"ipam", "dns", "logLevel", "logFile", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins"}
 
@@ -65,7 +64,7 @@ func Fields(t reflect.Type) map[string]reflect.Type {
 	return fields
 }
 
-// CheckKeys compares a value with the Go type into which it is decoded. It calls a function for each key that no field of the type has, and
+// CheckKeys compares a value with the Go type into which it is decoded. It calls unknown for each key without a field in the type, and
 // reports values of another type.
 func CheckKeys(r *strict.Report, v strict.Value, t reflect.Type, unknown func(v strict.Value, known []string)) {
 	below := func(t reflect.Type) func(strict.Value) {

@@ -12,7 +12,7 @@ type embedded struct {
 	Rate int `json:"rate"`
 }
 
-// mirrorConf is a struct with the same keys as the configuration of a plugin.
+// mirrorConf has the keys of a plugin's configuration.
 type mirrorConf struct {
 	embedded
 	Bridge string `json:"bridge"`
@@ -60,7 +60,7 @@ func TestUnknownKeys(t *testing.T) {
 	}
 }
 
-// TestUnknownKeysWithin checks that DecodeWithin does not report unknown keys outside the object "ipam".
+// DecodeWithin does not report unknown keys outside the object "ipam".
 func TestUnknownKeysWithin(t *testing.T) {
 	got := decodeWarnings(t, func(r *Request, raw any) error { return r.DecodeWithin("ipam", raw) }, `{"bridg":"a","ipam":{"subnett":"x"}}`)
 	if len(got) != 1 || !strings.Contains(got[0], "ipam.subnett") {

@@ -11,12 +11,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxID is the maximum length of container IDs and network names in bytes. Container IDs and network names are parts of file names, and a
-// file name has at most 255 bytes.
+// maxID is the maximum length of container IDs and network names in bytes, because they are parts of file names, which have at most 255.
 const maxID = 255
 
 // requiredVariables returns the environment variables that a CNI operation requires (SPEC.md section 2 "CNI operations"). ADD, CHECK and
-// DEL do not require CNI_PATH, because only plugins that call another plugin need CNI_PATH.
+// DEL need no CNI_PATH unless the plugin calls another one.
 func requiredVariables(verb string) []string {
 	switch verb {
 	case "ADD", "CHECK":
@@ -76,9 +75,8 @@ func isAlnum(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
 }
 
-// ValidIfName returns an error for an invalid interface name. ValidIfName rejects names that the kernel rejects (net/core/dev.c
-// dev_valid_name). ValidIfName also rejects names with "%", because the kernel replaces "%d" in a name with a number. ValidIfName also
-// rejects "all" and "default", because folders with these names below /proc/sys/net/ipv4/conf have a special meaning.
+// ValidIfName returns an error for a name that the kernel rejects (net/core/dev.c dev_valid_name), for one with "%", because the kernel
+// replaces "%d" with a number, and for "all" and "default", which have a special meaning below /proc/sys/net/ipv4/conf.
 func ValidIfName(s string) error {
 	switch {
 	case s == "":
@@ -100,8 +98,8 @@ func ValidIfName(s string) error {
 	return nil
 }
 
-// parseArgs parses the variable CNI_ARGS, which has the form "K=V;K=V". A value in CNI_ARGS may contain '='. parseArgs ignores malformed
-// arguments, because DEL must also work with malformed arguments. The function checkArgs reports malformed arguments to the caller.
+// parseArgs parses CNI_ARGS of the form "K=V;K=V", where a value may contain '='. It ignores malformed arguments, which must not stop DEL;
+// checkArgs reports them.
 func parseArgs(s string) map[string]string {
 	args := map[string]string{}
 	for pair := range strings.SplitSeq(s, ";") {
@@ -131,7 +129,7 @@ func checkArgs(s string, args map[string]string) error {
 	return nil
 }
 
-// quote() formats an external string for logs: quote() adds quotation marks, escapes special characters and truncates long strings.
+// quote makes an external string safe for logs: in quotation marks, escaped and truncated.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {

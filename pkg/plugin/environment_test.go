@@ -37,8 +37,7 @@ func TestValidIfName(t *testing.T) {
 	}
 }
 
-// TestHostileNames checks that ADD, CHECK and DEL reject invalid container IDs and interface names. The error must contain the name of the
-// environment variable and its escaped value.
+// ADD, CHECK and DEL reject invalid container IDs and interface names with an error that has the variable's name and its escaped value.
 func TestHostileNames(t *testing.T) {
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		for variable, values := range map[string][]string{
@@ -115,8 +114,7 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// TestBadArgsOnDel checks that DEL works with invalid CNI_ARGS and still reads the pod's name. ADD must return an error for unknown keys in
-// CNI_ARGS.
+// DEL works with invalid CNI_ARGS and still reads the pod's name. ADD refuses unknown keys in them.
 func TestBadArgsOnDel(t *testing.T) {
 	rec := &recorder{}
 	run(rec.plugin(), newEnv("DEL").with("CNI_ARGS", "bare;X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"), config("")).mustSucceed(t, "")
@@ -129,7 +127,7 @@ func TestBadArgsOnDel(t *testing.T) {
 	}
 }
 
-// TestForeignArgs checks that a plugin with ForeignArgs accepts any CNI_ARGS, and logs invalid arguments.
+// A plugin with ForeignArgs accepts any CNI_ARGS, and logs invalid arguments.
 func TestForeignArgs(t *testing.T) {
 	for args, says := range map[string]string{"none": `\"none\": want KEY=VALUE`,
 		"X=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0": `unknown key \"X\"`} {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error codes of plugins. The CNI specification defines the codes below 100 (SPEC.md, "Error"), except code 8. The usual CNI libraries
-// return code 8 for an invalid network namespace. Podlace defines the codes from 100.
+// Error codes of plugins. Those below 100 are from the CNI specification (SPEC.md, "Error"), except 8, which the usual CNI libraries return
+// for an invalid network namespace. Those from 100 are Podlace's own.
 const (
 	CodeVersion       uint = 1  // incompatible cniVersion
 	CodeUnsupported   uint = 2  // unsupported field in the configuration; the message has key and value
@@ -48,19 +48,18 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the wrapped error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf returns an Error with a code and a formatted message. The format directive %w wraps an error as in fmt.Errorf.
+// Errorf returns an Error with a code and a formatted message, in which %w wraps an error as in fmt.Errorf.
 func Errorf(code uint, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// Differs returns the error with which CHECK fails if the observed state differs from the state that ADD created.
+// Differs returns the error with which CHECK fails if the observed state is not that of ADD.
 func Differs(format string, args ...any) error { return Errorf(CodeStateDiffers, format, args...) }
 
 // IsDifferent reports whether err was made by Differs.
 func IsDifferent(err error) bool { return Code(err) == CodeStateDiffers }
 
-// WithHint adds a hint to an error. The hint says what an administrator can do. The hint appears in the details of the error document. The
-// result of WithHint has the same code as err.
+// WithHint adds what an administrator can do, which appears in the details of the error document. The code stays that of err.
 func WithHint(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -68,7 +67,7 @@ func WithHint(err error, format string, args ...any) error {
 	return &Error{Code: Code(err), Hint: fmt.Sprintf(format, args...), Err: err}
 }
 
-// WithKey adds to an error the configuration key that it is about. The text and the code of the error stay the same.
+// WithKey adds the configuration key that an error is about. Its text and code stay the same.
 func WithKey(key string, err error) error {
 	if err == nil {
 		return nil
@@ -92,8 +91,8 @@ func KeyOf(err error) string {
 	return strings.Join(path, ".")
 }
 
-// Code returns the CNI error code of an error. If err wraps several values of type Error, Code returns the code of the outermost value. If
-// err wraps no value of type Error, Code uses the methods MissingFeature and Busy of a wrapped error, or the errno.
+// Code returns the CNI error code of the outermost Error that err wraps. Without one, the code follows from the methods MissingFeature and
+// Busy of a wrapped error, or from the errno.
 func Code(err error) uint {
 	var e *Error
 	var feature interface{ MissingFeature() string }
@@ -122,17 +121,17 @@ func Hint(err error) string {
 	return strings.Join(hints, "; ")
 }
 
-// Undo collects functions that undo the changes of a CNI operation after an error. Use Undo in a function with a named error result:
+// Undo collects functions that undo the changes of a CNI operation after an error. Use it in a function with a named error result:
 //
 //	var undo plugin.Undo
 //	defer undo.OnError(&err)
 type Undo struct{ steps []func() error }
 
-// Push adds a function that undoes a change. Call Push directly after a change, with the function that undoes this change.
+// Push adds the function that undoes a change. Call it directly after the change.
 func (u *Undo) Push(step func() error) { u.steps = append(u.steps, step) }
 
-// OnError calls the undo functions in reverse order if *err is not nil. If an undo function fails, OnError joins the error to *err and
-// continues with the next function. After a panic, OnError calls the undo functions and panics again.
+// OnError calls the undo functions in reverse order if *err is not nil, and joins their errors to *err. After a panic, it calls them and
+// panics again.
 func (u *Undo) OnError(err *error) {
 	v := recover()
 	if v == nil && *err == nil {

@@ -49,7 +49,7 @@ func TestCode(t *testing.T) {
 	}
 }
 
-// TestCodes checks that the error codes do not change, because runtimes, scripts and documents use them.
+// Error codes do not change, because runtimes, scripts and documents use them.
 func TestCodes(t *testing.T) {
 	want := []uint{1, 2, 3, 4, 5, 6, 7, 8, 11, 50, 51, 100, 101, 102, 103, 104, 105, 999}
 	got := []uint{CodeVersion, CodeUnsupported, CodeUnknown, CodeEnvironment, CodeIO, CodeDecode, CodeConfig, CodeNetns, CodeTryAgain,
@@ -77,7 +77,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// runUndo runs four undo functions and returns the order in which they ran. Some of the undo functions fail.
+// runUndo runs four undo functions, some of which fail, and returns the order in which they ran.
 func runUndo(start error, failing ...int) (order []int, err error) {
 	err = start
 	var undo Undo
@@ -113,8 +113,7 @@ func TestUndo(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsDerivedCode checks that the error code comes from the errno of the original error, even if an undo function fails with
-// another code.
+// The code comes from the errno of the original error, even if an undo function fails with another one.
 func TestUndoKeepsDerivedCode(t *testing.T) {
 	err := error(unix.EBUSY)
 	var undo Undo

@@ -10,9 +10,8 @@ import (
 	"strings"
 )
 
-// describeDecodeError translates an error of encoding/json, so that the error contains the names of JSON keys and types. The error of
-// encoding/json contains names of Go types, which an administrator does not know. The second argument of describeDecodeError is the Go type
-// into which the document was decoded, or nil.
+// describeDecodeError replaces the Go types in an error of encoding/json, which an administrator does not know, by JSON keys and types. t
+// is the type into which the document was decoded, or nil.
 func describeDecodeError(err error, t reflect.Type) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -28,9 +27,8 @@ func describeDecodeError(err error, t reflect.Type) error {
 	return WithKey(path, fmt.Errorf("%s is %s: want %s", key, jsonValue(wrong.Value), wantedKind(wrong.Type)))
 }
 
-// resolvePath follows the dotted path in a decode error, starting from the Go type t. resolvePath returns the path of keys in the document.
-// The path that resolvePath returns does not contain the names of embedded structs. resolvePath also returns the Go type at the end of the
-// path, or nil if this type is unknown.
+// resolvePath follows the dotted path of a decode error from t. It returns the path of keys in the document, without embedded structs, and
+// the Go type at its end, or nil if that is unknown.
 func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	var keys []string
 	for name := range strings.SplitSeq(path, ".") {
@@ -54,8 +52,7 @@ func resolvePath(path string, t reflect.Type) (string, reflect.Type) {
 	return strings.Join(keys, "."), t
 }
 
-// jsonValue returns the JSON type of a value, for error messages. The argument of jsonValue is the description of the value in an error of
-// encoding/json, such as "string", "array" or "number 7.5".
+// jsonValue returns the JSON type of a value that encoding/json describes, for example, as "string", "array" or "number 7.5".
 func jsonValue(v string) string {
 	if number, ok := strings.CutPrefix(v, "number "); ok {
 		return number

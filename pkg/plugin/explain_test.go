@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The type allKinds has one key of each JSON type that occurs in configurations.
+// allKinds has one key of each JSON type that occurs in configurations.
 type allKinds struct {
 	embedded
 	Text  string   `json:"text"`
@@ -24,7 +24,7 @@ type allKinds struct {
 	} `json:"ipam"`
 }
 
-// TestWrongKinds checks that the error for a value of the wrong JSON type contains the key, the expected type and the actual type.
+// The error for a value of the wrong JSON type contains the key, the expected type and the actual one.
 func TestWrongKinds(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"text":7}`:                               "text is a number: want a string",
@@ -55,7 +55,7 @@ func TestWrongKinds(t *testing.T) {
 	}
 }
 
-// TestWrongKindsElsewhere checks that errors in prevResult and in the lists of GC contain JSON types, and no Go types.
+// Errors in prevResult and in the lists of GC contain JSON types, and no Go types.
 func TestWrongKindsElsewhere(t *testing.T) {
 	for verb, more := range map[string]string{
 		"GC":  `"cni.dev/valid-attachments":[{"containerID":7,"ifname":"x"}]`,

@@ -20,8 +20,7 @@ type Finding struct {
 	Code FindingCode `json:"code"`
 }
 
-// FindingCode is the stable name of one kind of problem in a configuration. The command 'podlace explain CODE' prints the meaning of a
-// code.
+// FindingCode is the stable name of one kind of problem in a configuration, which 'podlace explain CODE' explains.
 type FindingCode string
 
 // Codes of the findings that plugins return.
@@ -45,9 +44,8 @@ func (r *Request) LogFindings(findings []Finding) {
 	}
 }
 
-// UnknownKeys returns a finding for each unknown key of a configuration. The last argument is a struct with one field for each known key.
-// If the second argument is the key of an object, UnknownKeys checks only the keys inside it. It does not check the objects "args" and
-// "runtimeConfig", because other plugins use them too.
+// UnknownKeys returns a finding for each key of a configuration, or of the object with the key within, that is no field of the struct raw.
+// It skips the objects "args" and "runtimeConfig", because other plugins use them too.
 func UnknownKeys(config []byte, within string, raw any) (found []Finding) {
 	r := &strict.Report{Lenient: true}
 	root, _ := r.ParseJSON(config)
@@ -73,13 +71,13 @@ func UnknownKeys(config []byte, within string, raw any) (found []Finding) {
 	return found
 }
 
-// knownCapabilities contains the capabilities of CONVENTIONS.md, containerd and CRI-O.
+// knownCapabilities are those of CONVENTIONS.md, containerd and CRI-O.
 var knownCapabilities = []string{"portMappings", "ipRanges", "bandwidth", "dns", "ips", "mac", "infinibandGUID", "deviceID", "aliases",
 	"cgroupPath",
 	"CNIDeviceInfoFile", "io.kubernetes.cri.pod-annotations"}
 
-// Capabilities returns a finding for each capability that looks misspelt. It also returns one if `needed` is not "" and the configuration
-// does not request this capability. The argument `loss` describes the effect of a missing capability.
+// Capabilities returns a finding for each capability that looks misspelt, and one if the configuration does not request needed, unless that
+// is "". loss describes the effect of a missing capability.
 func Capabilities(config []byte, needed, loss string) (found []Finding) {
 	var c struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`

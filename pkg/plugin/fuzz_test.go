@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// newQuiet returns a Request that has no input. The returned Request discards its log.
+// newQuiet returns a Request without input that discards its log.
 func newQuiet(verb string) *Request {
 	r := &Request{Plugin: "fuzz", Verb: verb, CNIVersion: "1.1.0"}
 	r.log = io.Discard
@@ -17,8 +17,8 @@ func newQuiet(verb string) *Request {
 	return r
 }
 
-// FuzzConfig checks that each configuration that the plugin accepts has a name and a version. For each configuration that the plugin
-// rejects, the output is exactly one error document.
+// FuzzConfig checks that an accepted configuration has a name and a version, and that the output for a rejected one is exactly one error
+// document.
 func FuzzConfig(f *testing.F) {
 	for _, seed := range []string{"", "{}", "[]", "null", config(""), config(`"prevResult":{}`), config(`"cni.dev/valid-attachments":[]`),
 		`{"cniVersion":"0.4.0","name":"a"}`, `{"cniVersion":7}`, `{"name":"../x"}`, config(`"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}`)} {
@@ -66,8 +66,7 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// FuzzPrevResult checks each result that ReadResult accepts. Each result that ReadResult accepts must contain no null entries, and it must
-// be possible to encode the result again.
+// FuzzPrevResult checks that an accepted result contains no null entries and can be encoded again.
 func FuzzPrevResult(f *testing.F) {
 	for v, body := range prevResults() {
 		f.Add(v, `{`+body+`}`)
@@ -117,8 +116,8 @@ func FuzzValidAttachments(f *testing.F) {
 	})
 }
 
-// FuzzPrintable checks that printable and quote remove special characters and truncate long text. External text therefore cannot forge a
-// log line.
+// FuzzPrintable checks that printable and quote remove special characters and truncate long text, so that external text cannot forge a log
+// line.
 func FuzzPrintable(f *testing.F) {
 	for _, seed := range []string{"", "a", "a\nb", "\x1b[31m", "é\u202e", "\xff", strings.Repeat("x", 50)} {
 		f.Add(seed)
@@ -132,7 +131,7 @@ func FuzzPrintable(f *testing.F) {
 	})
 }
 
-// FuzzDecode checks that, for any keys in the configuration, Decode returns either no error or an error with CodeDecode.
+// FuzzDecode checks that, for any keys, Decode returns either no error or one with CodeDecode.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"bridg":1}`, `{"ipam":null}`, `{"ipam":{"x":{}}}`, `{"rate":"x"}`, `{"":1}`, `{"\u0000":[]}`} {
 		f.Add(seed)

@@ -16,19 +16,17 @@ const (
 	validKey  = "cni.dev/valid-attachments"
 	legacyKey = "cni.dev/attachments" // libcni sends it too
 
-	// DeadKey is a Podlace-specific key of the configuration. The value of DeadKey is a list of attachments. If the configuration has
-	// DeadKey, GC collects only attachments in this list. Container runtimes do not pass DeadKey. Podlace passes DeadKey when it calls GC
-	// itself. The list of valid attachments may then lack attachments that were created after Podlace made the list. A container runtime
-	// passes a complete list of valid attachments, as SPEC.md requires.
+	// DeadKey is a key of Podlace for GC calls of its own: the attachments to which GC is limited, because the list of valid ones may lack
+	// some that were created since. Runtimes pass no DeadKey, but a complete list, as SPEC.md requires.
 	DeadKey = "podlace/dead-attachments"
 
-	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. graceTime protects attachments whose ADD
-	// is still running. An ADD runs several plugins, and no lock is held between two plugins.
+	// graceTime is the minimum age at which GC may collect an attachment whose namespace exists. Its ADD may still be running, and holds no
+	// lock between two plugins.
 	graceTime = time.Second
 )
 
-// readValid reads the list of attachments that GC must keep. If the list is null or [], GC keeps no attachments. If the list is missing,
-// readValid returns an error, because GC could otherwise delete attachments in use.
+// readValid reads the list of attachments that GC must keep: none if it is null or []. A missing list is an error, because GC could
+// otherwise delete attachments in use.
 func (r *Request) readValid(data []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
@@ -49,8 +47,8 @@ func (r *Request) readValid(data []byte) error {
 	return err
 }
 
-// attachmentSet parses a list of attachments. If the last argument of attachmentSet is true, entries may lack the interface name, because
-// leases in the old format do not contain this name.
+// attachmentSet parses a list of attachments. With bare, entries may lack the interface name, which leases in the old format do not
+// contain.
 func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, error) {
 	var entries []Attachment
 	if err := json.Unmarshal(list, &entries); err != nil {
@@ -66,13 +64,11 @@ func attachmentSet(key string, list []byte, bare bool) (map[Attachment]bool, err
 	return set, nil
 }
 
-// Candidate reports whether an attachment may be stale. A stale attachment belongs to no existing pod. If Candidate returns true, GC calls
-// Stale to examine the attachment further.
+// Candidate reports whether an attachment may be stale, which means that its pod is gone. Stale then examines it further.
 func (r *Request) Candidate(a Attachment) bool { return !r.Valid[a] && (r.Dead == nil || r.Dead[a]) }
 
-// Stale reports whether GC may collect an attachment. The second argument of Stale is the path of the attachment's namespace, or "" if the
-// path is unknown. The third argument of Stale is the time of the attachment's record. If Stale returns false for an attachment for which
-// Candidate returns true, Stale adds the attachment to the field Valid.
+// Stale reports whether GC may collect an attachment. netns is the path of its namespace, or "" if unknown, and written the time of its
+// record. A candidate that is not stale is added to Valid.
 func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	if !r.Candidate(a) {
 		return false
@@ -93,12 +89,10 @@ func (r *Request) Stale(a Attachment, netns string, written time.Time) bool {
 	return true
 }
 
-// KeepAttachment adds an attachment to Valid, so that GC keeps it from then on. Use KeepAttachment if other stored state still uses the
-// addresses of the attachment.
+// KeepAttachment adds an attachment to Valid, because other stored state still uses its addresses.
 func (r *Request) KeepAttachment(a Attachment) { r.Valid[a] = true }
 
-// ConfigForGC returns the configuration with which the plugin calls GC of a delegated plugin. The list of valid attachments in the returned
-// configuration also contains the attachments that this GC kept.
+// ConfigForGC returns the configuration for GC of a delegated plugin. Its valid attachments include those that this GC kept.
 func (r *Request) ConfigForGC() []byte {
 	var keys map[string]json.RawMessage
 	if len(r.Valid) == r.listed || json.Unmarshal(r.Config, &keys) != nil {
@@ -117,9 +111,8 @@ func (r *Request) ConfigForGC() []byte {
 	return config
 }
 
-// ConfigForDel returns the configuration without the lists of attachments that only GC needs. GC calls DEL with the returned configuration
-// for each stale attachment. With the lists of attachments, each DEL would be slow, because it would parse one entry for each pod of the
-// node.
+// ConfigForDel returns the configuration for the DEL that GC calls for each stale attachment. It lacks GC's lists, with an entry for each
+// pod of the node, which would make every DEL slow.
 func (r *Request) ConfigForDel() []byte {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(r.Config, &keys) != nil {
@@ -135,8 +128,7 @@ func (r *Request) ConfigForDel() []byte {
 	return config
 }
 
-// NetnsGone reports whether the path of a network namespace certainly does not exist. NetnsGone returns false for "", which stands for an
-// unknown path.
+// NetnsGone reports whether the path of a network namespace certainly does not exist. It returns false for "", an unknown path.
 func NetnsGone(path string) bool {
 	if path == "" {
 		return false
@@ -145,17 +137,16 @@ func NetnsGone(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// NetnsVisible reports whether this process can see the folder that contains a network namespace's path. In a container, the folder of the
-// network namespaces may not be mounted. Without this folder, a missing path does not prove that the network namespace is gone. For paths
-// below /proc, NetnsVisible always returns true, because the folder of a process disappears with the process. NetnsVisible returns true for
-// "", which stands for an unknown path.
+// NetnsVisible reports whether this process can see the folder of a namespace's path, without which a missing path does not prove that the
+// namespace is gone: a container may lack the mount. It returns true for "", an unknown path, and below /proc, because a process takes its
+// folder with it.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)
 	return path == "" || strings.HasPrefix(folder, "/proc/") || err == nil && info.IsDir()
 }
 
-// NetnsExists reports whether a path is the path of a network namespace.
+// NetnsExists reports whether a path is that of a network namespace.
 func NetnsExists(path string) bool {
 	f, err := openNetns(path)
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// gcRequest returns a GC request with the current time as its start. In this request, the only valid attachment is ("b", "eth0").
+// gcRequest returns a GC request that starts at the current time and has the valid attachment ("b", "eth0").
 func gcRequest(dead map[Attachment]bool) *Request {
 	r := &Request{Valid: map[Attachment]bool{{"b", "eth0"}: true}, listed: 1, Dead: dead, began: time.Now(),
 		Config: []byte(`{"name":"net","cni.dev/valid-attachments":[{"containerID":"b","ifname":"eth0"}]}`)}
@@ -22,8 +22,7 @@ func gcRequest(dead map[Attachment]bool) *Request {
 	return r
 }
 
-// TestStale (C-85) checks that an attachment is stale if the list of valid attachments does not contain it. An attachment younger than
-// graceTime is not stale, because its ADD may still be running.
+// An attachment is stale if the list of valid ones lacks it and it is older than graceTime, since its ADD may still be running (C-85).
 func TestStale(t *testing.T) {
 	const alive, gone = "/proc/self/ns/net", "/nonexistent"
 	plain := filepath.Join(t.TempDir(), "plain")
@@ -64,7 +63,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestConfigForGC checks that the valid attachments in ConfigForGC include the attachments for which Stale returned false.
+// ConfigForGC lists attachments as valid for which Stale returned false.
 func TestConfigForGC(t *testing.T) {
 	r := gcRequest(nil)
 	if string(r.ConfigForGC()) != string(r.Config) {
@@ -86,7 +85,6 @@ func TestConfigForGC(t *testing.T) {
 	}
 }
 
-// TestConfigForDel checks that ConfigForDel contains no lists of attachments.
 func TestConfigForDel(t *testing.T) {
 	r := gcRequest(nil)
 	r.Config = []byte(`{"name":"net","ipam":{"type":"x"},"cni.dev/valid-attachments":[],"cni.dev/attachments":[],"podlace/dead-attachments":[]}`)
@@ -125,8 +123,7 @@ func TestDeadAttachments(t *testing.T) {
 	}
 }
 
-// TestNetnsVisible checks that NetnsVisible returns false if the parent folder of the path is missing or is not a folder. For paths below
-// /proc, NetnsVisible must always return true.
+// NetnsVisible returns false if the parent of the path is missing or no folder, but always true below /proc.
 func TestNetnsVisible(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {

@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). Each log message for journald is one datagram. Each field
-// of a log message is a line NAME=value in the datagram.
+// journalSocket is the socket of journald (systemd, "Native Journal Protocol"). A log message is one datagram with a line NAME=value for
+// each field.
 const journalSocket = "/run/systemd/journal/socket"
 
-// maxField is the maximum size of a field in bytes. Because of this limit, a log message always fits into a datagram.
+// maxField is the maximum size of a field in bytes, with which a message always fits into a datagram.
 const maxField = 16 << 10
 
-// The type journal is a connection to journald.
+// journal is a connection to journald.
 type journal struct{ fd int }
 
-// openJournal connects to journald. Sending a message to journald never blocks.
+// openJournal connects to journald. Sending a message to it never blocks.
 func openJournal() (*journal, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -40,8 +40,8 @@ func openJournal() (*journal, error) {
 // Close closes the socket to journald.
 func (j *journal) Close() error { return unix.Close(j.fd) }
 
-// newHandler returns the slog handler of a request. Each log message has fields of systemd.journal-fields(7), and fields with the prefix
-// PODLACE_ that describe the attachment.
+// newHandler returns the slog handler of a request. Messages have fields of systemd.journal-fields(7), and PODLACE_ fields that describe
+// the attachment.
 func (j *journal) newHandler(r *Request) slog.Handler {
 	h := journalHandler{fd: j.fd, level: r.level, stderr: r.log}
 	h.addField("SYSLOG_IDENTIFIER", "podlace")
@@ -56,7 +56,6 @@ func (j *journal) newHandler(r *Request) slog.Handler {
 	return h
 }
 
-// journalHandler sends each log message as one datagram to journald.
 type journalHandler struct {
 	fd     int
 	level  slog.Level
@@ -69,8 +68,8 @@ type journalHandler struct {
 // Enabled reports whether messages of a level are logged.
 func (h journalHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level }
 
-// Handle sends a log message to journald. Handle adds the attributes to the fields and also to the text, because journalctl shows only the
-// text by default.
+// Handle sends a log message to journald as one datagram. Attributes are also added to the text, which is all that journalctl shows by
+// default.
 func (h journalHandler) Handle(_ context.Context, record slog.Record) error {
 	record.Attrs(func(a slog.Attr) bool {
 		h.addAttribute(a)
@@ -105,7 +104,7 @@ func (h *journalHandler) addAttribute(a slog.Attr) {
 	h.addField("PODLACE_"+strings.ToUpper(a.Key), value)
 }
 
-// addField adds a field. addField copies the list of fields before it adds a field, because several handlers share this list.
+// addField adds a field to a copy of the list, which several handlers share.
 func (h *journalHandler) addField(name, value string) {
 	line := name + "=" + Plain(strings.ReplaceAll(value, "\n", " "), maxField) + "\n"
 	h.fields = append(bytes.Clone(h.fields), line...)

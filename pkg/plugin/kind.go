@@ -4,8 +4,8 @@ package plugin
 
 import "strings"
 
-// ClusterPrefix is the prefix of the file names of Podlace's plugins in a cluster. Without ClusterPrefix, a package update or another
-// network plugin would overwrite files such as bridge and portmap.
+// ClusterPrefix begins the file names of Podlace's plugins in a cluster, where a package update or another network plugin would otherwise
+// overwrite files such as bridge and portmap.
 const ClusterPrefix = "podlace-"
 
 // Kinds returns the names of Podlace's plugins without ClusterPrefix.

@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelOfAnyVersion checks that DEL accepts any value of cniVersion if the configuration has a name. STATUS, in contrast to DEL, must
-// reject an invalid version.
+// With a name in the configuration, DEL accepts any cniVersion, while STATUS rejects an invalid one.
 func TestDelOfAnyVersion(t *testing.T) {
 	for _, version := range []string{`1`, `{}`, `"9.9.9"`, `null`, `""`} {
 		called := ""

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logConfig contains the configuration keys for the log. Every plugin supports the keys logLevel and logFile. sriov-cni supports the same
-// keys.
+// logConfig has the log keys, which every plugin and also sriov-cni supports.
 type logConfig struct {
 	LogLevel string `json:"logLevel"`
 	LogFile  string `json:"logFile"`
@@ -37,7 +36,7 @@ func levelOf(name string) (slog.Level, bool) {
 	return slog.LevelInfo, false
 }
 
-// readLogConfig returns an error if logLevel or logFile has an invalid value. It still returns the other key.
+// readLogConfig returns an error if logLevel or logFile has an invalid value, but still the other key.
 func readLogConfig(config []byte) (l logConfig, err error) {
 	if err := Decode(config, &l); err != nil {
 		return l, err
@@ -57,9 +56,8 @@ func CheckLogging(config []byte) error {
 	return err
 }
 
-// openLog configures the log of the request according to the keys logLevel and logFile. If both logLevel and logFile are missing, openLog
-// opens no file and no connection. If openLog cannot open the log file, it logs a warning, and the plugin continues. DEL and GC ignore
-// invalid values of the log keys, because the cleanup must also work with a changed configuration.
+// openLog configures the log by logLevel and logFile; without both, it opens no file and no connection. If the log file cannot be opened,
+// it warns and the plugin continues. DEL and GC ignore invalid values, because the cleanup must work with a changed configuration.
 func (r *Request) openLog() error {
 	r.Log = r.logger()
 	to, err := readLogConfig(r.Config)
@@ -89,10 +87,10 @@ func (r *Request) openLog() error {
 	return nil
 }
 
-// logToFile redirects the log to a file. logToFile creates a missing file.
+// logToFile redirects the log to a file, which it creates if missing.
 func (r *Request) logToFile(path string) error {
-	// With O_NONBLOCK, opening a FIFO does not block. The log file must be a regular file. The path could be /dev/stdout, but stdout must
-	// contain only the result of the plugin.
+	// With O_NONBLOCK, opening a FIFO does not block. Only a regular file will do: the path could be /dev/stdout, but stdout is for the result
+	// alone.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err

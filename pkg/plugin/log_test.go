@@ -24,8 +24,7 @@ func warningPlugin() Plugin {
 	return Plugin{Name: "x", NoNetns: true, Add: add, Del: verb, Check: verb, GC: verb, Status: verb}
 }
 
-// TestLogToFile checks that the plugin logs only to the file, and that the log contains the error of the operation. TestLogToFile also
-// checks that the log contains no warnings if logLevel is "error".
+// The log goes only to the file and contains the error of the operation, but no warnings if logLevel is "error".
 func TestLogToFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	read := func() string {
@@ -59,8 +58,7 @@ func TestLogToFile(t *testing.T) {
 	}
 }
 
-// TestWrongLogKeys checks that an invalid value of logLevel or logFile causes an error before the plugin changes anything or creates a log
-// file. DEL and GC must ignore invalid values of logLevel and logFile.
+// An invalid logLevel or logFile is an error before anything changes or a log file exists. DEL and GC ignore it.
 func TestWrongLogKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.log")
 	for _, c := range []struct {
@@ -93,7 +91,7 @@ func TestWrongLogKeys(t *testing.T) {
 	}
 }
 
-// TestLogOnStderr checks that a plugin logs to stderr if the keys logLevel and logFile are missing.
+// Without logLevel and logFile, the log goes to stderr.
 func TestLogOnStderr(t *testing.T) {
 	opened := true
 	p := Plugin{Name: "x", Del: func(r *Request) error { opened = r.logTo != nil || r.journal != nil; return nil }}
@@ -102,8 +100,7 @@ func TestLogOnStderr(t *testing.T) {
 	}
 }
 
-// listenJournal receives messages in place of journald. listenJournal returns a function that reads the next message and returns its
-// fields.
+// listenJournal receives messages in place of journald, and returns a function that returns the fields of the next one.
 func listenJournal(t *testing.T) func() map[string]string {
 	t.Helper()
 	if _, err := os.Stat(filepath.Dir(journalSocket)); err == nil {
@@ -137,7 +134,7 @@ func listenJournal(t *testing.T) func() map[string]string {
 	}
 }
 
-// TestNoJournal checks that the log goes to stderr if journald is not available.
+// Without journald, the log goes to stderr.
 func TestNoJournal(t *testing.T) {
 	if _, err := os.Stat(journalSocket); err == nil {
 		t.Skip("SKIPPED: this machine has journald")
@@ -148,7 +145,6 @@ func TestNoJournal(t *testing.T) {
 	}
 }
 
-// TestLogToJournal checks the fields of messages for journald.
 func TestLogToJournal(t *testing.T) {
 	next := listenJournal(t)
 	e := newEnv("DEL").with("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0", "TRACEPARENT", traceparent)
@@ -171,7 +167,7 @@ func TestLogToJournal(t *testing.T) {
 	}
 }
 
-// TestJournalRefuses checks that a message goes to stderr if sending it to journald fails.
+// A message that journald does not take goes to stderr.
 func TestJournalRefuses(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
 	if err != nil {

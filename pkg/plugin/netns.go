@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNetns opens the namespace in CNI_NETNS before the CNI operation runs. openNetns returns an error if the path is not a network
-// namespace, or is the plugin's own namespace. For DEL, openNetns never returns an error. DEL treats a namespace that cannot be opened as
-// missing, and still removes the other state of the attachment.
+// openNetns opens the namespace in CNI_NETNS before the CNI operation. It fails if the path is no network namespace, or the plugin's own,
+// but never for DEL, which treats such a namespace as missing and removes the rest of the attachment's state.
 func (r *Request) openNetns(getenv func(string) string) error {
 	f, err := openNetns(r.NetnsPath)
 	if err == nil && isOwn(f) && !override(getenv("CNI_NETNS_OVERRIDE")) {
@@ -33,8 +32,8 @@ func (r *Request) openNetns(getenv func(string) string) error {
 	return Errorf(CodeNetns, "CNI_NETNS %s: %w", quote(r.NetnsPath), err)
 }
 
-// noNetns is the error type for a path that is not the path of a pod's network namespace. errors.Is(err, fs.ErrNotExist) is true for this
-// error type, because the namespace of the attachment is missing.
+// noNetns is the error for a path that is not that of a pod's network namespace. It matches fs.ErrNotExist, because the attachment's
+// namespace is missing.
 type noNetns string
 
 func (e noNetns) Error() string { return string(e) }
@@ -46,8 +45,8 @@ const (
 	ownNetns  = noNetns("is the namespace of the plugin itself")
 )
 
-// OpenNetns opens a network namespace by path. OpenNetns returns an error for the plugin's own namespace. The error of OpenNetns is
-// fs.ErrNotExist if the path is certainly not the path of a pod's namespace.
+// OpenNetns opens a network namespace by path, but not the plugin's own. The error is fs.ErrNotExist if the path is certainly not that of a
+// pod's namespace.
 func OpenNetns(path string) (ns.NetNS, error) {
 	f, err := openNetns(path)
 	if err == nil && isOwn(f) {
@@ -57,8 +56,7 @@ func OpenNetns(path string) (ns.NetNS, error) {
 	return f, err
 }
 
-// openNetns opens a network namespace by path. In contrast to ns.GetNS, openNetns also returns an error for a namespace that is not a
-// network namespace, and for other files of procfs.
+// openNetns opens a network namespace by path. Unlike ns.GetNS, it refuses other namespaces and other files of procfs.
 func openNetns(path string) (ns.NetNS, error) {
 	f, err := ns.GetNS(path)
 	var missing ns.NSPathNotExistErr

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// badNamespaces returns paths at which there is no network namespace of a pod. The keys of the returned map describe the paths.
+// badNamespaces returns paths, by description, that are no network namespace of a pod.
 func badNamespaces(t *testing.T) map[string]string {
 	t.Helper()
 	dir := t.TempDir()

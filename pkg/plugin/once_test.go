@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestOnce checks that Once calls the function only once for each result type. A request and its copies share the results that Once stores.
-// For a request that Main did not create, Once stores no results and calls the function each time.
+// Once calls the function once for each result type, and copies of the request share the results. For a request that Run did not create, it
+// stores none and calls the function each time.
 func TestOnce(t *testing.T) {
 	calls := 0
 	count := func() int { calls++; return calls }

@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// encode() encodes a result in the version of the configuration. If the result is nil, encode() returns prevResult unchanged.
+// encode encodes a result in the version of the configuration. A nil result stands for prevResult.
 func (r *Request) encode(result *types100.Result) ([]byte, error) {
 	if result != nil {
 		return encodeResult(result, r.CNIVersion)
@@ -39,8 +39,7 @@ func encodeResult(result *types100.Result, v string) ([]byte, error) {
 	return json.MarshalIndent(converted, "", "    ")
 }
 
-// dropNewFields removes the fields that exist only in version 1.1.0, because the library that converts results does not remove these
-// fields.
+// dropNewFields removes the fields that exist only in version 1.1.0, which the library that converts results keeps.
 func dropNewFields(result *types100.Result) {
 	for _, i := range result.Interfaces {
 		i.Mtu, i.SocketPath, i.PciID = 0, "", ""
@@ -52,7 +51,7 @@ func dropNewFields(result *types100.Result) {
 	result.Routes = routes
 }
 
-// versionJSON returns the output of the operation VERSION. The output has the cniVersion of the request (SPEC.md, "VERSION").
+// versionJSON returns the output of VERSION, with the cniVersion of the request (SPEC.md, "VERSION").
 func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 	var question struct {
 		CNIVersion string `json:"cniVersion"`
@@ -68,8 +67,8 @@ func (p Plugin) versionJSON(stdin []byte) ([]byte, error) {
 	return append(out, '\n'), err
 }
 
-// errorJSON encodes an error as an error document (SPEC.md, section "Error"). The error document contains all information for an
-// administrator, because runtimes show the keys msg and details but drop stderr.
+// errorJSON encodes an error as an error document (SPEC.md, "Error"). It has all that an administrator needs, because runtimes show msg and
+// details but drop stderr.
 func (r *Request) errorJSON(err error) []byte {
 	text := strings.NewReplacer("\n", "; ").Replace(err.Error()) // errors.Join puts each error on a line
 	msg := fmt.Sprintf("%s %s: %s", r.Plugin, Plain(strings.ToLower(r.Verb), 20), Plain(text, 900))
@@ -89,8 +88,8 @@ func (r *Request) errorJSON(err error) []byte {
 	return append(out, '\n')
 }
 
-// notReadAsSuccess replaces phrases such as "not found" in the error text of DEL. The library go-cni ignores an error of DEL if the text
-// contains one of these phrases (cni.go, Remove).
+// notReadAsSuccess replaces phrases such as "not found" in an error of DEL, because go-cni ignores errors with such phrases (cni.go,
+// Remove).
 func notReadAsSuccess(msg string) string {
 	return strings.NewReplacer("not found", "is missing", "no such file or directory", "file is missing", "no such file",
 		"missing file").Replace(msg)

@@ -26,7 +26,7 @@ func ipnet(s string) net.IPNet {
 	return net.IPNet{IP: ip, Mask: n.Mask}
 }
 
-// fullResult returns a result with all fields, including the fields that exist only in version 1.1.0.
+// fullResult returns a result with all fields, also those that exist only in version 1.1.0.
 func fullResult() *types100.Result {
 	table := 100
 	return &types100.Result{
@@ -78,8 +78,7 @@ func decoded(t *testing.T, doc string) (v any) {
 	return v
 }
 
-// TestPassedOn checks that ADD returns prevResult if the plugin returns a nil result. If necessary, ADD converts prevResult to the version
-// of the configuration.
+// For a nil result, ADD returns prevResult, if necessary converted to the version of the configuration.
 func TestPassedOn(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	p := Plugin{Name: "x", Add: func(*Request) (*types100.Result, error) { return nil, nil }}
@@ -104,7 +103,7 @@ func TestPassedOn(t *testing.T) {
 	}
 }
 
-// TestInexpressibleResult checks that ADD fails and undoes its changes if the CNI version of the configuration cannot represent the result.
+// If the configuration's CNI version cannot represent the result, ADD fails and undoes its changes.
 func TestInexpressibleResult(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	deleted := 0
@@ -145,7 +144,7 @@ func TestErrorDocumentIsPrintable(t *testing.T) {
 	}
 }
 
-// TestDelIsNotReadAsSuccess checks that the error document of DEL contains none of the phrases for which go-cni ignores an error.
+// The error document of DEL contains none of the phrases for which go-cni ignores an error.
 func TestDelIsNotReadAsSuccess(t *testing.T) {
 	e := newEnv("DEL").with("CNI_NETNS", "/run/not found", "CNI_ARGS", "K8S_POD_NAMESPACE=not found;K8S_POD_NAME=no such file or directory")
 	for _, text := range []string{"Link not found", "no such file or directory", "open x: no such file or directory: not found",
@@ -173,7 +172,7 @@ func TestVersionVerb(t *testing.T) {
 	o.mustSucceed(t, `{"cniVersion":"1.1.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}`+"\n")
 }
 
-// The type brokenStream returns an error for every read and write.
+// brokenStream fails every read and write.
 type brokenStream struct{}
 
 func (brokenStream) Read([]byte) (int, error)  { return 0, errors.New("broken") }

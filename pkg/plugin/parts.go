@@ -113,7 +113,7 @@ func ofType(name string, keys map[string]json.RawMessage) []byte {
 	return encoded(keys)
 }
 
-// encoded returns a value as JSON. The values come from decoded JSON, so they can be encoded.
+// encoded returns a value as JSON, which cannot fail, since values come from decoded JSON.
 func encoded(value any) []byte {
 	text, _ := json.Marshal(value)
 	return text

@@ -11,8 +11,8 @@ import (
 	"unicode/utf16"
 )
 
-// Plain makes a text safe for a terminal and for a log line. An external text, such as the name of a pod, may contain any characters. Plain
-// replaces characters other than printable ASCII by '?', and truncates the text to the given number of characters.
+// Plain makes an external text, such as the name of a pod, safe for a terminal and a log line: it replaces all but printable ASCII by '?',
+// and truncates the text to most characters.
 func Plain(text string, most int) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -27,9 +27,8 @@ func Plain(text string, most int) string {
 	return b.String()
 }
 
-// PlainRune returns '?' for a character that a terminal interprets or does not show. PlainRune returns all other characters unchanged.
-// PlainRune replaces control characters, surrogates, private characters and unassigned characters. PlainRune also replaces format
-// characters, which can change the direction of the text.
+// PlainRune returns '?' for a character that a terminal interprets or does not show, and others unchanged. It replaces control, format,
+// surrogate, private and unassigned characters; format ones can change the direction of the text.
 func PlainRune(r rune) rune {
 	if strconv.IsPrint(r) {
 		return r
@@ -53,8 +52,7 @@ func (p plainWriter) Write(text []byte) (int, error) {
 	return len(text), err
 }
 
-// PlainJSON writes some characters of a JSON document as escape sequences. PlainJSON escapes exactly the characters that PlainRune would
-// replace. The values in the JSON document do not change.
+// PlainJSON escapes the characters in a JSON document that PlainRune would replace. Its values do not change.
 func PlainJSON(document []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(document) {

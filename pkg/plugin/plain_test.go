@@ -13,8 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// TestPlainRunes tests all characters. TestPlainRunes checks that PlainJSON does not change the value of a text. TestPlainRunes also checks
-// that no output contains a character that a terminal interprets or does not show.
+// For all characters, PlainJSON keeps the value of a text, and no output contains one that a terminal interprets or does not show.
 func TestPlainRunes(t *testing.T) {
 	var all strings.Builder
 	hidden := 0
@@ -58,7 +57,7 @@ func mustPrint(t *testing.T, text []byte) {
 	}
 }
 
-// TestPlainWriter checks that PlainWriter keeps newlines and tabs, and replaces special characters and invalid UTF-8.
+// PlainWriter keeps newlines and tabs, and replaces special characters and invalid UTF-8.
 func TestPlainWriter(t *testing.T) {
 	var b bytes.Buffer
 	const text = "a\tb\nc\x1b[2J\x7f\u009b\u202eé\xff\x9b\r\n"

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is the framework of all CNI plugins. Package plugin reads the environment and stdin, and rejects invalid input before any
-// change. Package plugin then calls the function of the CNI operation with a validated Request. Package plugin encodes the plugin's result
-// in the cniVersion of the configuration. Package plugin encodes the plugin's error as an error document of the CNI specification. The
-// error document contains the name of the pod.
+// Package plugin is the frame of every CNI plugin. It rejects bad input before anything changes, calls the verb with a validated Request,
+// and turns the result or error into the document that the runtime expects, in the cniVersion of the configuration. An error document names
+// the pod.
 //
-// Each CNI plugin is a value of type Plugin. The main function of a plugin program only calls Main.
+// A CNI plugin is a value of type Plugin, and its program only calls Main.
 package plugin
 
 import (
@@ -24,13 +23,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Plugin describes a CNI plugin. If the function of a CNI operation is nil, the operation succeeds without any action.
+// Plugin describes a CNI plugin. An operation whose function is nil succeeds without any action.
 type Plugin struct {
 	Name       string // the "type" in a configuration
 	MinVersion string // oldest supported cniVersion; "" for 0.1.0
 	Chained    bool   // ADD and CHECK require a prevResult
-	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. With ForeignArgs, malformed and unknown arguments cause no
-	// error. The reference plugin with the same name also ignores malformed and unknown arguments.
+	// ForeignArgs is true if the plugin uses only the pod's name from CNI_ARGS. Malformed and unknown arguments are then no error, as for the
+	// reference plugin with the same name.
 	ForeignArgs   bool
 	NoNetns       bool // the plugin does not use the namespace, so any CNI_NETNS is accepted
 	DefersSignals bool // most calls change nothing: signals end the process as usual until the verb calls Request.DeferSignals
@@ -44,24 +43,24 @@ type Plugin struct {
 	listen func() <-chan os.Signal // from then on signals only request the end; nil if the process is not the plugin's own
 }
 
-// Version is the version of this Podlace build. Release builds define Version with -ldflags -X.
+// Version is the version of this build, which release builds define with -ldflags -X.
 var Version = ""
 
-// Main runs the plugin in a process that a container runtime has started. Main uses the environment, stdin and stdout of the process. Main
-// returns the exit status, 0 or 1.
+// Main runs the plugin in a process that a container runtime has started, with its environment, stdin and stdout. It returns the exit
+// status, 0 or 1.
 func (p Plugin) Main() int {
-	// The process of a plugin is short-lived, so garbage collection would only slow it down.
+	// The process is short-lived, so garbage collection would only slow it down.
 	debug.SetGCPercent(-1)
-	// A plugin waits for the kernel, and system calls of its goroutines still run at once. With more than one processor, the Go runtime
-	// would start a thread whenever a goroutine becomes ready, which costs more than the work that this thread finds.
+	// A plugin waits for the kernel, and system calls of its goroutines still run at once. With more than one processor, the Go runtime would
+	// start a thread whenever a goroutine becomes ready, which costs more than the work that this thread finds.
 	runtime.GOMAXPROCS(1)
 	growStack()
 	p.listen = listenSignals
 	return p.Run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 }
 
-// growStack grows the goroutine's stack once to the size that a CNI operation needs. Without growStack, the Go runtime would double the
-// stack several times from 8 KiB, and copy all frames each time.
+// growStack grows the goroutine's stack once to the size that a CNI operation needs, instead of doubling it several times from 8 KiB with a
+// copy of all frames each time.
 //
 //go:noinline
 func growStack() byte {
@@ -69,8 +68,8 @@ func growStack() byte {
 	return frame[len(os.Args)]
 }
 
-// Run runs the plugin with the given environment and streams, and returns the exit status. Run writes the whole output to stdout at the
-// end, with one write.
+// Run runs the plugin with the given environment and streams, and returns the exit status. It writes the whole output at the end, with one
+// write.
 func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
 	verb := getenv("CNI_COMMAND")
 	if verb == "" {
@@ -110,7 +109,7 @@ func (p Plugin) Run(getenv func(string) string, stdin io.Reader, stdout, stderr 
 	return 0
 }
 
-// BuildVersion returns Version. If Version is empty, BuildVersion returns the version that the Go tool recorded in the binary.
+// BuildVersion returns Version or, if that is empty, the version that the Go tool recorded in the binary.
 func BuildVersion() string {
 	if Version != "" {
 		return Version
@@ -194,8 +193,8 @@ func (p Plugin) call(r *Request) ([]byte, error) {
 	return nil, verb(r)
 }
 
-// runAdd runs ADD and encodes the result. runAdd undoes the ADD if the CNI version of the configuration cannot represent the result, or if
-// a signal asked the process to end.
+// runAdd runs ADD and encodes the result. It undoes the ADD if the configuration's CNI version cannot represent the result, or if a signal
+// asked the process to end.
 func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	result, err := p.Add(r)
 	if err != nil {
@@ -209,7 +208,7 @@ func (p Plugin) runAdd(r *Request) ([]byte, error) {
 	return out, err
 }
 
-// undoAdd undoes a completed ADD if *err is not nil, because the runtime then does not receive the result of the ADD.
+// undoAdd undoes a completed ADD if *err is not nil, because the runtime then does not receive its result.
 func (p Plugin) undoAdd(r *Request, err *error) {
 	var undo Undo
 	if p.Del != nil && r.Verb == "ADD" {

@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields of Pod may be empty.
+// Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
 // String returns the pod as namespace/name, or "" if the runtime passed no pod name.
@@ -75,9 +75,8 @@ type Request struct {
 	end       <-chan os.Signal // receives signals that request the end of the process
 }
 
-// Once calls the given function and returns the result. If Run created the request, Once calls the function only if no result of this type
-// is stored yet. A later call of Once with the same result type returns the stored result. A copy of the request shares the stored results
-// of Once.
+// Once calls a function once for each result type in a request and its copies, and then returns the stored result. In a request that Run
+// did not create, it calls the function each time.
 func Once[T any](r *Request, do func() T) T {
 	kind := reflect.TypeFor[T]()
 	if value, ok := r.once[kind].(T); ok {
@@ -90,7 +89,7 @@ func Once[T any](r *Request, do func() T) T {
 	return value
 }
 
-// AtEnd calls a function at the end of the request, after its result is written. Functions run in the order of their calls of AtEnd.
+// AtEnd calls a function at the end of the request, after its result is written. Several run in the order of their AtEnd calls.
 func (r *Request) AtEnd(do func()) {
 	list := Once(r, func() *atEnd { return new(atEnd) })
 	*list = append(*list, do)

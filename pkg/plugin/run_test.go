@@ -21,15 +21,14 @@ func allVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// The type environ is the environment of a plugin call.
+// environ is the environment of a plugin call.
 type environ map[string]string
 
 func newEnv(verb string) environ {
 	return environ{"CNI_COMMAND": verb, "CNI_CONTAINERID": "pod-1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
 }
 
-// The method with() returns a copy of the environment with changed variables. The arguments of with() alternate between the name and the
-// value of a variable.
+// with returns a copy of the environment with changed variables, given as alternating names and values.
 func (e environ) with(pairs ...string) environ {
 	out := environ{}
 	for k, v := range e {
@@ -63,7 +62,7 @@ type errorDocument struct {
 	Details    string `json:"details"`
 }
 
-// mustFail checks that the exit status is 1. mustFail also checks that stdout is exactly one error document with the given code.
+// mustFail checks that the exit status is 1 and stdout exactly one error document with this code.
 func (o callOutcome) mustFail(t *testing.T, code uint) errorDocument {
 	t.Helper()
 	var f errorDocument
@@ -81,7 +80,7 @@ func (o callOutcome) mustFail(t *testing.T, code uint) errorDocument {
 	return f
 }
 
-// mustSucceed checks that the exit status is 0. mustSucceed also checks that stdout is exactly the given text.
+// mustSucceed checks that the exit status is 0 and stdout exactly this text.
 func (o callOutcome) mustSucceed(t *testing.T, stdout string) {
 	t.Helper()
 	if o.exit != 0 || o.stdout != stdout {
@@ -89,7 +88,7 @@ func (o callOutcome) mustSucceed(t *testing.T, stdout string) {
 	}
 }
 
-// The type recorder stores the requests that its plugin receives.
+// recorder stores the requests that its plugin receives.
 type recorder struct{ requests []*Request }
 
 func (rec *recorder) keep(r *Request) error {

@@ -12,8 +12,8 @@ import (
 // Schema is a JSON Schema (draft 2020-12).
 type Schema map[string]any
 
-// SchemaOf returns the schema of the JSON that is decoded into a struct. The schema allows exactly the keys that UnknownKeys accepts. The
-// argument "describe" is a function that returns the description of the key at a path, or "".
+// SchemaOf returns the schema of the JSON that is decoded into a struct, with exactly the keys that UnknownKeys accepts. describe returns
+// the description of the key at a path, or "".
 func SchemaOf(raw any, describe func(path string) string) Schema {
 	return objectSchema(reflect.TypeOf(raw), "", describe)
 }
@@ -31,8 +31,8 @@ func objectSchema(t reflect.Type, path string, describe func(string) string) Sch
 	return Schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
-// schemaOf returns the schema of values of type t. If t has UnmarshalJSON, the schema requires no JSON type, because UnmarshalJSON may
-// accept several JSON types. If t has only UnmarshalText, the JSON type in the schema is string.
+// schemaOf returns the schema of values of type t. A type with UnmarshalJSON may accept several JSON types, so its schema requires none;
+// with only UnmarshalText, it is string.
 func schemaOf(t reflect.Type, path string, describe func(string) string) Schema {
 	s := Schema{}
 	to := reflect.PointerTo(t)
@@ -67,7 +67,7 @@ func schemaOf(t reflect.Type, path string, describe func(string) string) Schema 
 	return s
 }
 
-// Merge adds the properties of other object schemas to s. Merge keeps the properties that s already has.
+// Merge adds the properties of other object schemas that s does not have.
 func (s Schema) Merge(others ...Schema) Schema {
 	properties, _ := s["properties"].(Schema)
 	for _, o := range others {

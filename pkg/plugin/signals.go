@@ -8,10 +8,9 @@ import (
 	"syscall"
 )
 
-// DeferSignals lets the CNI operation finish after a signal: before the operation ends, only SIGKILL can end the process. After a signal, a
-// DEL still continues to its end. After a signal, an ADD also continues to its end, because an ADD lasts only milliseconds. When the ADD
-// has ended, the plugin undoes its changes. DeferSignals starts two threads, which costs time. A plugin with the field DefersSignals
-// therefore calls DeferSignals itself, and only if it is about to change something.
+// DeferSignals lets the CNI operation finish after a signal, so until then only SIGKILL ends the process. A DEL just continues; an ADD,
+// which lasts only milliseconds, is undone at its end. It starts two threads, which costs time, so a plugin with the field DefersSignals
+// calls it itself, and only if it is about to change something.
 func (r *Request) DeferSignals() {
 	r.DeferSignalsSoon()
 	if r.listening != nil {
@@ -19,8 +18,7 @@ func (r *Request) DeferSignals() {
 	}
 }
 
-// DeferSignalsSoon installs the signal handlers of DeferSignals in the background, because the installation takes some hundred
-// microseconds.
+// DeferSignalsSoon is DeferSignals in the background, because installing the handlers takes some hundred microseconds.
 func (r *Request) DeferSignalsSoon() {
 	if r.listen != nil && r.listening == nil {
 		r.listening = make(chan struct{})
@@ -31,8 +29,8 @@ func (r *Request) DeferSignalsSoon() {
 	}
 }
 
-// listenSignals installs handlers for the signals that ask the process to end. The returned channel receives these signals. Child processes
-// do not inherit the signal handlers, so a signal ends a child process as usual.
+// listenSignals returns a channel with the signals that ask the process to end. Child processes do not inherit the handlers, so a signal
+// ends them as usual.
 func listenSignals() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
@@ -40,7 +38,7 @@ func listenSignals() <-chan os.Signal {
 	return end
 }
 
-// interrupted() returns an error if a signal has asked the process to end.
+// interrupted returns an error if a signal has asked the process to end.
 func (r *Request) interrupted() error {
 	select {
 	case <-r.listening:

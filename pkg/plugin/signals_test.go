@@ -12,8 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// TestTakenBack checks that an ADD is undone once if the process received a signal, or if the result of the ADD cannot be written. A DEL
-// must not be undone.
+// An ADD is undone once if the process received a signal, or if its result cannot be written. A DEL is never undone.
 func TestTakenBack(t *testing.T) {
 	undone := 0
 	p := Plugin{Name: "x", NoNetns: true, Add: func(*Request) (*types100.Result, error) { return &types100.Result{}, nil },

@@ -4,16 +4,14 @@ package plugin
 
 import "strings"
 
-// traceArg is the name of the environment variable that contains the traceparent (trace ID and span ID) of the container runtime. libcni
-// sets this variable. The variable CNI_ARGS may contain a key with the same name and meaning.
+// traceArg is the environment variable, set by libcni, with the traceparent (trace ID and span ID) of the container runtime. CNI_ARGS may
+// contain a key with the same name and meaning.
 const traceArg = "TRACEPARENT"
 
-// traceContext identifies the trace and the span of the runtime. The plugins create no spans of their own. The log lines of the plugins
-// belong to the span of the runtime.
+// traceContext identifies the trace and the span of the runtime, to which the plugins' log lines belong, since plugins create no spans.
 type traceContext struct{ id, span string }
 
-// readTrace returns the trace context, or the zero value if the runtime passes no trace context. readTrace ignores an invalid value, as W3C
-// Trace Context requires.
+// readTrace returns the trace context, or the zero value without one. It ignores an invalid value, as W3C Trace Context requires.
 func readTrace(getenv func(string) string, args map[string]string) traceContext {
 	for _, value := range []string{getenv(traceArg), args[traceArg]} {
 		if t, ok := parseTraceparent(value); ok {
@@ -23,8 +21,8 @@ func readTrace(getenv func(string) string, args map[string]string) traceContext 
 	return traceContext{}
 }
 
-// parseTraceparent parses a traceparent (W3C Trace Context, section 3.2). The format of a traceparent is version-traceid-parentid-flags in
-// lower-case hexadecimal digits. Later versions of the format may add more parts.
+// parseTraceparent parses a traceparent (W3C Trace Context, section 3.2), which is version-traceid-parentid-flags in lower-case hexadecimal
+// digits. Later versions may add parts.
 func parseTraceparent(value string) (t traceContext, ok bool) {
 	parts := strings.Split(value, "-")
 	if len(parts) < 4 || len(parts) > 4 && parts[0] == "00" {

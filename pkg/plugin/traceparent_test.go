@@ -9,7 +9,6 @@ import (
 
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-// TestParseTraceparent checks which values parseTraceparent accepts (W3C Trace Context).
 func TestParseTraceparent(t *testing.T) {
 	const id, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 	for value, want := range map[string]bool{
@@ -36,8 +35,7 @@ func TestParseTraceparent(t *testing.T) {
 	}
 }
 
-// TestTraceInLog checks that log lines contain the trace context of the environment variable. If the environment variable has no valid
-// value, log lines contain the trace context of CNI_ARGS.
+// Log lines contain the trace context of the environment variable or, if that is invalid, of CNI_ARGS.
 func TestTraceInLog(t *testing.T) {
 	other := strings.Replace(traceparent, "4bf9", "0af7", 1)
 	for _, c := range []struct{ name, env, args, want string }{

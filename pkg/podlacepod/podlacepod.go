@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package podlacepod is the plugin podlace-pod, which runs bridge, host-local, portmap and bandwidth in one process. Each part reads the
-// configuration that it would have as a separate plugin and makes the same records, leases, rules and names. So either form can check,
+// configuration that it would have as a separate plugin and makes the same records, leases, rules and names, so either form can check,
 // restore and delete what the other made.
 package podlacepod
 
@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/portmap"
 )
 
-// The type chain is a list of parts, in the order of ADD. plugin.Split returns their configurations in the same order.
+// chain is a list of parts in the order of ADD, in which plugin.Split also returns their configurations.
 type chain []part
 
 type part struct {
@@ -27,7 +27,7 @@ type part struct {
 	parse func(*plugin.Request) error // refuses a wrong configuration before the first part changes anything; nil for the first part
 }
 
-// A call is a part with the request that it receives.
+// call is a part with the request that it receives.
 type call struct {
 	part
 	r *plugin.Request
@@ -109,7 +109,7 @@ func (c chain) add(r *plugin.Request) (result *types100.Result, err error) {
 	return result, nil
 }
 
-// all returns all parts in the order of DEL. An earlier configuration may have used a part that the present one does not. A wrong
+// all returns all parts in the order of DEL: an earlier configuration may have used a part that the present one does not. A wrong
 // configuration is no reason to keep anything.
 func (c chain) all(r *plugin.Request) (calls []call) {
 	parts, _ := plugin.Split(r.Config)
@@ -119,8 +119,8 @@ func (c chain) all(r *plugin.Request) (calls []call) {
 	return calls
 }
 
-// del calls DEL of the first part last and only if the others succeed, because it releases the addresses: a rule that is left would lead to
-// their next owner.
+// del calls DEL of the first part last and only if the others succeed, because it releases the addresses, to whose next owner a rule that
+// is left would lead.
 func (c chain) del(r *plugin.Request) error {
 	var all error
 	for i, p := range c.all(r) {
@@ -131,7 +131,7 @@ func (c chain) del(r *plugin.Request) error {
 	return all
 }
 
-// gc has the order of DEL, so bridge keeps an attachment of whose record another part could not remove everything.
+// gc has the order of DEL, so that bridge keeps an attachment of which another part could not remove everything.
 func (c chain) gc(r *plugin.Request) error {
 	var all error
 	for _, p := range c.all(r) {

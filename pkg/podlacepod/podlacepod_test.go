@@ -34,7 +34,7 @@ type object = kerneltest.Object
 
 type program = func(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int
 
-// The type form is one of the two ways to run a chain: as separate plugins, or as podlace-pod.
+// form is one of the two ways to run a chain: as separate plugins, or as podlace-pod.
 type form struct {
 	name     string
 	programs []program
@@ -103,8 +103,7 @@ func newLab(t *testing.T) (l lab, opt snapshot.Options) {
 // earlier is the result of a plugin that stands before the chain.
 var earlier = []byte(`{"cniVersion": "1.1.0", "interfaces": [{"name": "other0", "mac": "02:00:00:00:00:09"}]}`)
 
-// TestSame checks that both forms return the same result and leave the same state, and that either form checks, restores and deletes what
-// the other made.
+// Both forms return the same result and leave the same state, and either checks, restores and deletes what the other made.
 func TestSame(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -146,7 +145,7 @@ func withoutIFB(result []byte) string {
 	return regexp.MustCompile(`"mac": "\S+",\s+"mtu": \d+,\s+"name": "bwp`).ReplaceAllString(string(result), `"name": "bwp`)
 }
 
-// TestFailedPart checks that the error names the part, and that ADD undoes the parts before it.
+// The error names the failed part, and ADD undoes the parts before it.
 func TestFailedPart(t *testing.T) {
 	l, opt := newLab(t)
 	f := bothForms("nftables")[1]
@@ -179,8 +178,8 @@ func TestFailedPart(t *testing.T) {
 	kerneltest.NoLeak(t, base, opt)
 }
 
-// TestOrder checks the order of the parts: bridge gives a pod its address first and releases it last, with the rules gone. DEL and GC also
-// call a part that the configuration does not use any more.
+// Bridge gives a pod its address first and releases it last, with the rules gone. DEL and GC also call a part that the configuration does
+// not use any more.
 func TestOrder(t *testing.T) {
 	var got []string
 	var c chain
@@ -215,8 +214,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestUnusedParts checks that a configuration without limits and hostPorts gets no warning about them, as a chain without these plugins,
-// while a capability that is switched off beside its section does.
+// A configuration without limits and hostPorts gets no warning about them, like a chain without these plugins, but a capability that is
+// switched off beside its section does.
 func TestUnusedParts(t *testing.T) {
 	l, _ := newLab(t)
 	conf := bothForms("nftables")[1].confs[0].With("runtimeConfig", object{}, "capabilities", object{})
@@ -240,7 +239,7 @@ func TestUnusedParts(t *testing.T) {
 	}
 }
 
-// TestEnd checks which parts a failing part leaves: the first part releases the addresses, so it stays while a rule of another may be left.
+// If a part fails, the first part stays, which releases the addresses: a rule of another part may be left.
 func TestEnd(t *testing.T) {
 	for _, c := range []struct{ verb, fails, want, msg string }{
 		{"DEL", "", "DEL limits, DEL ports, DEL main", ""},

@@ -67,8 +67,8 @@ func add(r *plugin.Request) (result *types100.Result, err error) {
 	return nil, nil
 }
 
-// wantedState returns the state that the configuration requires. If the configuration requests no ports, the wanted state is empty. If the
-// configuration cannot work on any node, wantedState returns an error before ADD changes anything.
+// wantedState returns the state that the configuration asks for, which is empty without ports. It fails, before ADD changes anything, if
+// the configuration cannot work on any node.
 func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portState, err error) {
 	if len(pod) == 0 {
 		return portState{}, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "prevResult gives %s no address", r.IfName),
@@ -91,8 +91,7 @@ func (c *Config) wantedState(r *plugin.Request, pod []netip.Prefix) (st portStat
 	return st, c.checkListeners(r, st.Ports)
 }
 
-// removePrevious removes the state of an earlier ADD of the same attachment, even if the earlier ADD has no record. removePrevious returns
-// the ports in the record of the earlier ADD.
+// removePrevious removes the state of an earlier ADD of the same attachment, with or without a record, and returns the recorded ports.
 func removePrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attachment) ([]ports.Port, error) {
 	var old portState
 	ok, err := att.Load(&old)
@@ -109,7 +108,7 @@ func removePrevious(r *plugin.Request, host *kernel.Node, att *attachment.Attach
 	return old.Ports, err
 }
 
-// locatePod stores two interfaces in the state: the node's interface through which packets reach the pod, and the pod's bridge.
+// locatePod sets the node's link through which packets reach the pod, and the pod's bridge.
 func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, pod []netip.Prefix) error {
 	if c.Backend == "iptables" {
 		st.Rules = c.forPod(pod)
@@ -128,8 +127,7 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	if slices.ContainsFunc(st.Ports, func(p ports.Port) bool {
 		return p.SNAT && p.To.Addr().Is4() && (!p.HostIP.IsValid() || p.HostIP.IsLoopback())
 	}) {
-		// A flush of the rules removes the protection of the node's 127.0.0.1, but leaves route_localnet enabled. Every machine in the network of
-		// the uplink could then reach the node's 127.0.0.1.
+		// A flush removes the protection of 127.0.0.1 but leaves route_localnet on, so every machine beyond the uplink could reach it.
 		if link.Kind != "bridge" && host.IsUplink(link) {
 			slog.Info("127.0.0.1 of the node does not reach the hostPorts of a pod behind its uplink", "link", link.Name)
 		} else {
@@ -139,7 +137,7 @@ func (c Config) locatePod(r *plugin.Request, host *kernel.Node, st *portState, p
 	return nil
 }
 
-// chooseBackend selects iptables if the kernel has no nftables and the configuration does not require nftables.
+// chooseBackend falls back to iptables if the kernel has no nftables, unless the configuration requires nftables.
 func (c *Config) chooseBackend() error {
 	if c.Backend != "nftables" || nft.Available() {
 		return nil
@@ -152,8 +150,7 @@ func (c *Config) chooseBackend() error {
 		"load the module nf_tables, or use backend iptables")
 }
 
-// checkTools returns an error if the programs that the iptables backend needs are not installed. ADD calls checkTools before it changes
-// anything.
+// checkTools fails, before ADD changes anything, if a program is missing that the iptables backend needs.
 func (c Config) checkTools(pod []netip.Prefix) error {
 	for _, p := range pod {
 		if c.Backend == "iptables" && !iptables.Installed(p.Addr().Is4()) {
@@ -165,8 +162,8 @@ func (c Config) checkTools(pod []netip.Prefix) error {
 	return nil
 }
 
-// programNode makes all changes on the node. programNode returns the ports that this ADD took from other pods. programNode first adds the
-// rules that drop packets from the pods to the node's 127.0.0.0/8, and then enables route_localnet.
+// programNode makes all changes on the node and returns the ports that this ADD took from other pods. The rules that drop packets from the
+// pods to 127.0.0.0/8 come before route_localnet.
 func programNode(
 	r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState,
 ) (former []ports.Port, err error) {
@@ -196,12 +193,12 @@ func programNode(
 	if err != nil {
 		return nil, err
 	}
-	// Once this record is saved, every process that restores the ports of all pods also restores the ports of this pod.
+	// From here on, a process that restores the ports of all pods restores this pod's too.
 	st.Unfinished = false
 	return former, att.Save(*st)
 }
 
-// takePorts takes either all ports or no port. Callers hold portsLock.
+// takePorts takes all ports or none. Callers hold portsLock.
 func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState) (claimPlan, error) {
 	if err := ensureRules(host, r.Log); err != nil {
 		return claimPlan{}, err
@@ -221,8 +218,7 @@ func takePorts(r *plugin.Request, cfg Config, att *attachment.Attachment, host *
 	return p, err
 }
 
-// If another attachment of the container has some ports of a range, takeSinglePorts splits the ranges into single ports and makes a new
-// plan.
+// takeSinglePorts splits ranges into single ports and plans again, because another attachment of the container has a part of a range.
 func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, st *portState, want *portClaim) (claimPlan, error) {
 	want.Ports = ports.Singles(st.Ports)
 	if err := cfg.checkCount(want.Ports); err != nil {
@@ -235,7 +231,7 @@ func takeSinglePorts(cfg Config, att *attachment.Attachment, host *kernel.Node, 
 	return planFor(host, *want)
 }
 
-// ensureRules restores the rules and the ports of all pods if a flush removed them.
+// ensureRules restores the rules and ports of all pods after a flush.
 func ensureRules(host *kernel.Node, log *slog.Logger) error {
 	if ok, err := rulesIntact(host); err != nil || ok {
 		return err
@@ -260,7 +256,7 @@ func ensureRules(host *kernel.Node, log *slog.Logger) error {
 
 const notRestored = "hostPorts of other pods could not be restored"
 
-// openLoopback makes the pod reachable through the node's 127.0.0.1 if a port needs this path.
+// openLoopback lets the node's 127.0.0.1 reach the pod if a port needs it.
 func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	if st.Localhost == "" {
 		return nil
@@ -274,8 +270,7 @@ func openLoopback(host *kernel.Node, key attachment.Key, st *portState) error {
 	return err
 }
 
-// linkTo returns the node's link through which packets reach the pod. The second result of linkTo is false if the node has no route to any
-// address of the pod.
+// linkTo returns the node's link through which packets reach the pod. ok is false without a route to any of its addresses.
 func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, err error) {
 	for _, p := range pod {
 		index, err := host.RouteTo(p.Addr())

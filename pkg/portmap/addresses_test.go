@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestHostIPRefused (S-09) checks that ADD refuses a hostIP with an ambiguous spelling. ADD must also refuse addresses at which no client
-// can reach a pod.
+// ADD refuses a hostIP with an ambiguous spelling, or at which no client can reach a pod (S-09).
 func TestHostIPRefused(t *testing.T) {
 	const noAddress, group, local, loopback = "want an IP address", "not one of a group", "link-local addresses are not routed",
 		"cannot route from ::1"
@@ -42,7 +41,7 @@ func TestHostIPRefused(t *testing.T) {
 	}
 }
 
-// TestPodAddresses checks that podAddresses returns the first address of each family on the pod's interface.
+// podAddresses returns the first address of each family on the pod's interface.
 func TestPodAddresses(t *testing.T) {
 	const interfaces = `"interfaces":[{"name":"br"},{"name":"eth0"},{"name":"eth0","sandbox":"x"},{"name":"net1","sandbox":"x"}],`
 	for body, want := range map[string]string{
@@ -63,7 +62,6 @@ func TestPodAddresses(t *testing.T) {
 	}
 }
 
-// TestHostPorts checks the ports for different port mappings and address families of the pod.
 func TestHostPorts(t *testing.T) {
 	c, err := parsed(`"masqAll":true,` + withMappings(`{"hostPort":1,"containerPort":11}`,
 		`{"hostPort":2,"containerPort":12,"hostIP":"192.0.2.1"}`,

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestCheckDetectsNFTables (C-63, C-69) breaks one part of the nftables state at a time and expects an error from CHECK.
+// TestCheckDetectsNFTables breaks one part of the nftables state at a time, which CHECK must detect (C-63, C-69).
 func TestCheckDetectsNFTables(t *testing.T) {
 	l := newLab(t)
 	h := openHost(t)
@@ -66,7 +66,7 @@ func TestCheckDetectsNFTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsIPTables (C-63) deletes one iptables rule at a time and expects an error from CHECK.
+// TestCheckDetectsIPTables deletes one iptables rule at a time, which CHECK must detect (C-63).
 func TestCheckDetectsIPTables(t *testing.T) {
 	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -104,8 +104,7 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckDetectsAhead (C-63) inserts one rule of another program before Podlace's rules. CHECK must fail if, because of the inserted
-// rule, packets do not reach the hostPort rules.
+// CHECK fails if a rule of another program keeps packets from the hostPort rules (C-63).
 func TestCheckDetectsAhead(t *testing.T) {
 	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -141,7 +140,7 @@ func TestCheckDetectsAhead(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestCheckDetectsRecords (F-21) checks that CHECK fails if the record is damaged or missing while the hostPorts exist.
+// CHECK fails if hostPorts exist but their record is damaged or missing (F-21).
 func TestCheckDetectsRecords(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
@@ -162,8 +161,7 @@ func TestCheckDetectsRecords(t *testing.T) {
 	})
 }
 
-// TestForeignElements checks the case that another program writes elements into the hostPort maps. CHECK must report the elements of the
-// other program, and GC must replace or delete them.
+// Elements that another program wrote into the hostPort maps are reported by CHECK, and replaced or deleted by GC.
 func TestForeignElements(t *testing.T) {
 	l := newLab(t)
 	const table, own = "inet podlace_hostport ", "tcp . 8080"
@@ -193,7 +191,6 @@ func TestForeignElements(t *testing.T) {
 	}
 }
 
-// natTable returns the nat table.
 func natTable(t testing.TB, is4 bool) iptables.NAT {
 	t.Helper()
 	table, err := iptables.Open(is4, true)

@@ -16,11 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// defaultMarkBit is 13, as in the reference plugin. kube-proxy and the kubelet use the bits 14 and 15.
+// defaultMarkBit is that of the reference plugin. Bits 14 and 15 belong to kube-proxy and the kubelet.
 const defaultMarkBit = 13
 
-// With the default value of maxHostPorts, an ADD of one pod holds the lock of all hostPorts for at most 0.2 seconds. The upper limit of
-// maxHostPorts keeps the record of an attachment smaller than the size limit for files in the state folder.
+// With the default, an ADD holds the lock of all hostPorts for at most 0.2 seconds. The upper limit keeps an attachment's record below the
+// size limit of files in the state folder.
 const (
 	defaultHostPorts  = 1024
 	maxHostPortsLimit = 10000
@@ -39,7 +39,7 @@ type Config struct {
 	MaxHostPorts    int
 }
 
-// The type rawMapping is one entry of the portMappings capability.
+// rawMapping is one entry of the capability portMappings.
 type rawMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
@@ -62,8 +62,7 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// Keys returns an empty configuration. From the Go type of this value, the function plugin.SchemaOf gets the keys of the JSON
-// configuration.
+// Keys returns an empty configuration, from whose type plugin.SchemaOf derives the JSON keys.
 func Keys() any { return rawConfig{} }
 
 // Parse reads the configuration of an ADD, CHECK or STATUS.
@@ -81,8 +80,8 @@ func Parse(r *plugin.Request) (Config, error) {
 	return c, nil
 }
 
-// parseBackend reads the key "backend". If the key "backend" is missing and another key works only with iptables, the backend is iptables.
-// In all other cases, the backend is nftables if the kernel supports nftables.
+// parseBackend reads the key "backend". Without it, a key that only iptables understands selects iptables; otherwise nftables is used if
+// the kernel has it.
 func parseBackend(c *Config, raw rawConfig) error {
 	only := iptablesOnly(raw)
 	switch {
@@ -120,8 +119,7 @@ func iptablesOnly(raw rawConfig) []string {
 	return keys
 }
 
-// isIPTables reports whether the conditions are in the syntax of iptables. Like the reference plugin, isIPTables looks only at the first
-// character.
+// isIPTables reports whether the conditions have the syntax of iptables. Like the reference plugin, it looks only at the first character.
 func isIPTables(conditions []string) bool {
 	return strings.HasPrefix(conditions[0], "-") || strings.HasPrefix(conditions[0], "!")
 }
@@ -178,8 +176,8 @@ func parseConditions(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// isMatch rejects words that are not part of a match in the syntax of iptables(8). Words that are not part of a match could change the
-// meaning of the rule, or run a program (--modprobe). isMatch also rejects words that iptables-restore(8) would quote differently.
+// isMatch rejects words that are not part of an iptables match, because they could change the rule or run a program (--modprobe), and words
+// that iptables-restore would quote differently.
 func isMatch(word string) bool {
 	if word == "" || strings.ContainsAny(word, `"\`) || strings.ContainsFunc(word, unicode.IsControl) {
 		return false
@@ -200,7 +198,7 @@ func isMatch(word string) bool {
 			func(o string) bool { return strings.HasPrefix(o, long) }) // an abbreviated option
 }
 
-// iptablesCommands contains two kinds of long options of iptables(8): commands, and options that control the output.
+// iptablesCommands are the long options of iptables that are commands or control its output.
 var iptablesCommands = []string{"append", "check", "delete", "insert", "replace", "list", "list-rules", "flush", "zero",
 	"new-chain", "delete-chain", "rename-chain", "policy", "verbose", "wait", "wait-interval", "exact", "line-numbers",
 	"set-counters", "ipv4", "ipv6"}
@@ -216,8 +214,7 @@ func parseMaxHostPorts(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// checkCount returns an error if the configuration has more ports of one address family than maxHostPorts. A range of ports counts as one
-// port.
+// checkCount fails if one address family has more than maxHostPorts ports. A range counts as one.
 func (c Config) checkCount(wanted []ports.Port) error {
 	four := len(ports.OfFamily(wanted, true))
 	n := max(four, len(wanted)-four)
@@ -248,8 +245,7 @@ func parseMappings(c *Config, raw rawConfig) error {
 	return nil
 }
 
-// parseMapping returns one port for each address family of the entry. The value 0.0.0.0 stands for all IPv4 addresses, and :: stands for
-// all IPv6 addresses.
+// parseMapping returns a port for each address family of the entry. 0.0.0.0 and :: mean all addresses of their family.
 func parseMapping(raw rawMapping) (list []ports.Port, err error) {
 	if raw.HostPort < 1 || raw.HostPort > 65535 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "Invalid host port number: %d, want 1-65535", raw.HostPort)
@@ -297,8 +293,7 @@ func checkHostIP(addr netip.Addr) error {
 	return nil
 }
 
-// hostPorts sets the target of each IPv4 hostPort to the pod's IPv4 address, and the target of each IPv6 hostPort to the pod's IPv6
-// address. hostPorts skips ports of a family if the pod has no address of this family.
+// hostPorts points each hostPort at the pod's address of the same family, and leaves out families in which the pod has no address.
 func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	var out []ports.Port
 	seen := map[ports.Port]bool{}
@@ -320,8 +315,7 @@ func (c Config) hostPorts(pod []netip.Prefix) []ports.Port {
 	return out
 }
 
-// podAddresses returns the interface's first IPv4 and first IPv6 address in prevResult. podAddresses also uses the addresses in prevResult
-// that refer to no interface.
+// podAddresses returns the first address of each family in prevResult that is on the interface or names no interface.
 func podAddresses(prev *types100.Result, ifname string) []netip.Prefix {
 	byFamily := map[bool]netip.Prefix{}
 	for _, ip := range prev.IPs {

@@ -22,7 +22,7 @@ func parsed(keys string) (Config, error) {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 }
 
-// withMappings returns a configuration whose portMappings capability has the given entries.
+// withMappings returns a configuration with these entries in the capability portMappings.
 func withMappings(entries ...string) string {
 	return `"runtimeConfig":{"portMappings":[` + strings.Join(entries, ",") + `]}`
 }
@@ -127,15 +127,14 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// Each of the hostileValues is invalid for almost every key. Some of the hostileValues also have the wrong JSON type.
+// hostileValues are invalid for almost every key, some because of their JSON type.
 var hostileValues = []string{`0`, `-1`, `65536`, `4294967376`, `-9223372036854775808`, `18446744073709551617`, `1e3`, `1e999`, `1.5`,
 	`80.0`,
 	`""`, `"80"`, `"0x50"`, `" "`, `"\u0000"`,
 	`"tcp\u0000"`, `"\u202etcp"`, `"\uff11"`, `"\ud800"`, `"a\nb"`, `"a;b"`, `"$(id)"`, `"` + strings.Repeat("A", 100000) + `"`, `true`, `[]`,
 	`[1]`, `{}`, `{"a":1}`}
 
-// TestParseHostile (C-110, S-10, S-15) checks that, for any value of a key, Parse returns either a valid configuration or an error. Each
-// error of Parse has a code and a one-line message of limited length.
+// For any value of a key, Parse returns a valid configuration, or an error with a code and a short one-line message (C-110, S-10, S-15).
 func TestParseHostile(t *testing.T) {
 	keys := map[string]string{"backend": "", "snat": "", "masqAll": "", "markMasqBit": "", "externalSetMarkChain": "", "conditionsV4": "",
 		"conditionsV6":        "",
@@ -151,8 +150,7 @@ func TestParseHostile(t *testing.T) {
 		}
 		keys[key] = withMappings("{" + strings.Join(fields, ",") + "}")
 	}
-	// The following map contains, for each key, those hostileValues that are valid. For example, an empty string is valid for some keys, and
-	// means the same as a missing key.
+	// These values are valid for a key; an empty string can mean the same as a missing key.
 	fine := map[string][]string{"backend": {`""`}, "snat": {"true"}, "masqAll": {"true"}, "markMasqBit": {"0"},
 		"refuseHostListeners": {"true"}, "runtimeConfig": {"{}", `{"a":1}`},
 		"portMappings": {"[]"}, "conditionsV4": {"[]"}, "conditionsV6": {"[]"}, "externalSetMarkChain": {`"80"`, `"0x50"`}, "protocol": {`""`},
@@ -181,8 +179,7 @@ func TestParseHostile(t *testing.T) {
 	}
 }
 
-// TestSamePort (S-15) checks that Parse returns an error if two entries have the same node port but different targets. Parse accepts a
-// duplicate entry.
+// Two entries with the same node port need the same target; duplicates are accepted (S-15).
 func TestSamePort(t *testing.T) {
 	entry := func(ip string, container int, protocol string) string {
 		return fmt.Sprintf(`{"hostPort":80,"containerPort":%d,"hostIP":"%s","protocol":"%s"}`, container, ip, protocol)
@@ -211,7 +208,7 @@ func TestSamePort(t *testing.T) {
 	}
 }
 
-// TestConditions (S-10) checks that conditions may contain iptables matches, but no words that change the rule or run a program.
+// Conditions may contain iptables matches, but no words that change the rule or run a program (S-10).
 func TestConditions(t *testing.T) {
 	for words, ok := range map[string]bool{
 		`"!","-d","192.0.2.0/24"`: true, `"-i","eth0"`: true, `"-m","mark","--mark","0x1/0x1"`: true, `"-m","recent","--set"`: true,
@@ -233,7 +230,7 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that each error has a code, and that rules can be written for each configuration that Parse accepts.
+// FuzzParse checks that each error has a code, and that rules can be written for each accepted configuration.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "{}", "{" + withMappings(`{"hostPort":80,"containerPort":80,"hostIP":"::1"}`) + "}",
 		`{"backend":"iptables","conditionsV4":["-d","x"]}`,
@@ -270,8 +267,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestRanges checks that Parse merges 16 or more consecutive ports into one range if the pod uses the same port numbers. All other ports
-// must stay separate, and no port may be missing from the result.
+// Parse merges 16 or more consecutive ports into a range if the pod uses the same numbers. The others stay separate, and none is lost.
 func TestRanges(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")}
 	sequence := func(first, n, shift int, more string) (list []string) {

@@ -10,8 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Ports returns the hostPorts in a record of the portmap plugin, in the order of the configuration. Ports returns an empty list if a DEL of
-// the attachment has begun.
+// Ports returns the hostPorts in a portmap record in the order of the configuration, or none once a DEL has begun.
 func Ports(rec attachment.Record) ([]ports.Port, error) {
 	st, err := attachment.StateOf[portState](rec)
 	if err != nil || st.Ended {
@@ -20,7 +19,7 @@ func Ports(rec attachment.Record) ([]ports.Port, error) {
 	return st.Ports, nil
 }
 
-// Objects reads the record of an attachment and returns the rules of its hostPorts, one line for each rule.
+// Objects returns one line for each rule of the record's hostPorts.
 func Objects(rec attachment.Record) (lines []string, err error) {
 	st, err := attachment.StateOf[portState](rec)
 	if err != nil || st.Ended {

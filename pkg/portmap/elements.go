@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// elementsOf returns the nftables set elements that forward a port to the pod. The argument "owner" of elementsOf becomes the comment of
-// each element.
+// elementsOf returns the set elements that forward a port to the pod, with owner as their comment.
 func elementsOf(p ports.Port, owner string) []nft.Element {
 	family := nft.FamilyOf(p.Is4()).Digit
 	fields := func(address ...byte) func(port uint16) []byte {
@@ -31,8 +30,7 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 		e.Set, e.Last, e.Value = "ranges"+family, fields()(p.Last), p.To.Addr().AsSlice()
 	}
 	out := []nft.Element{e}
-	// The element contains the client's original destination port. With this port, a rule matches a connection to the hostPort, but not a
-	// connection that reaches the same pod through a Service.
+	// Matching the client's original destination port selects connections to the hostPort, not those to the same pod through a Service.
 	back := fields(p.To.Addr().AsSlice()...)
 	for _, set := range []struct {
 		name string
@@ -50,26 +48,24 @@ func elementsOf(p ports.Port, owner string) []nft.Element {
 	return out
 }
 
-// takenElement returns the set element that reserves a port while the iptables backend forwards this port.
+// takenElement returns the set element that reserves a port which the iptables backend forwards.
 func takenElement(p ports.Port, owner string) nft.Element {
 	return nft.Element{Set: "taken" + nft.FamilyOf(p.Is4()).Digit, Comment: owner,
 		Key: nft.Key(p.Address().AsSlice(), []byte{p.Number()}, nft.BigEndian(p.Port))}
 }
 
-// The type ownedPorts holds the ports of one attachment.
+// ownedPorts holds the ports of one attachment.
 type ownedPorts struct {
-	// Owner consists of the attachment's hash, a space and a readable name. Only the attachment whose hash is in Owner may change and
-	// delete the set elements of these ports.
+	// Owner is the attachment's hash, a space and a readable name. Only the attachment with this hash may change or delete the elements.
 	Owner string
-	// Bridge is the bridge of the pod, or "" if the pod's link on the node is not connected to a bridge.
+	// Bridge is the bridge of the pod, or "" if its link on the node is not a bridge port.
 	Bridge string
 	// ByIPTables is true if the iptables backend forwards the ports.
 	ByIPTables bool
-	// Localhost is the link whose route_localnet was enabled for these ports, or "". When the ports are removed, route_localnet of this
-	// link is disabled again.
+	// Localhost is the link whose route_localnet was enabled for these ports, or "". It is disabled when the ports are removed.
 	Localhost string
-	// Netns is the path of the pod's network namespace, or "" if the path is unknown. If the network namespace at the path Netns does not
-	// exist, the pod is gone, and its ports can be removed.
+	// Netns is the path of the pod's network namespace, or "" if unknown. If nothing exists at the path, the pod is gone and its ports can be
+	// removed.
 	Netns string
 	Ports []ports.Port
 	// Shared contains the ports that another attachment of the same container forwards.
@@ -85,8 +81,7 @@ func (h ownedPorts) comment() string {
 	return h.Owner[:min(len(h.Owner), nft.MaxComment-1)]
 }
 
-// heirsMark ends the comment of an element whose port another attachment may request. Without this mark, DEL would have to read the records
-// of all pods.
+// heirsMark ends the comment of an element whose port another attachment may request. It saves DEL from reading the records of all pods.
 const heirsMark = " shared"
 
 // withHeirs returns an owner comment with heirsMark.
@@ -95,8 +90,8 @@ func withHeirs(owner string) string {
 	return owner[:min(len(owner), nft.MaxComment-1-len(heirsMark))] + heirsMark
 }
 
-// ownerElement returns the set element that represents an attachment. If the path of the pod's network namespace is known, the comment of
-// this element ends with the path.
+// ownerElement returns the set element that represents an attachment. Its comment ends with the path of the pod's network namespace, if
+// known.
 func ownerElement(comment string) nft.Element {
 	sum, _ := hex.DecodeString(ownerHash(comment))
 	return nft.Element{Set: "owners", Key: append(sum, make([]byte, 8)...)[:8], Comment: comment}
@@ -125,7 +120,7 @@ func (h ownedPorts) elements() []nft.Element {
 	return uniqueElements(out)
 }
 
-// uniqueElements removes each element that has the same key as an earlier element.
+// uniqueElements removes elements whose key an earlier one has.
 func uniqueElements(elements []nft.Element) []nft.Element {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(elements, func(e nft.Element) bool {
@@ -136,15 +131,14 @@ func uniqueElements(elements []nft.Element) []nft.Element {
 	})
 }
 
-// isForward reports whether the element is in one of the nftables sets in which each port has exactly one owner.
+// isForward reports whether the element is in a set in which each port has exactly one owner.
 func isForward(e nft.Element) bool {
 	name := strings.TrimRight(e.Set, "46")
 	return name == "ports" || name == "hostip_ports" || name == "ranges" || name == "taken"
 }
 
-// portOf parses the node port from the key of a forwarding element. The key of a forwarding element consists of the address, the protocol
-// and the first port. The value of a forwarding element is the target address. If a forwarding element has no value, the name of the set
-// determines the address family.
+// portOf parses the node port of a forwarding element: its key is address, protocol and first port; its value is the target address.
+// Without a value, the name of the set determines the family.
 func portOf(e nft.Element) ports.Port {
 	to, size := netip.IPv6Unspecified(), 16
 	if strings.HasSuffix(e.Set, "4") {
@@ -173,13 +167,13 @@ func portOf(e nft.Element) ports.Port {
 	return p
 }
 
-// The type portOwner describes an attachment with hostPorts. All data in a portOwner comes from nf_tables.
+// portOwner describes an attachment with hostPorts, as nf_tables knows it.
 type portOwner struct {
 	Hash  string // of the attachment's key
 	Netns string // as in ownedPorts.Netns
 }
 
-// ownerOf parses a set element that represents an attachment.
+// ownerOf parses the set element that represents an attachment.
 func ownerOf(e nft.Element) portOwner {
 	hash, netns, _ := strings.Cut(e.Comment, " ")
 	if !strings.HasPrefix(netns, "/") {

@@ -50,7 +50,7 @@ func gc(r *plugin.Request) error {
 	return err
 }
 
-// collectUnrecorded removes the hostPorts of dead pods for which no record exists.
+// collectUnrecorded removes the hostPorts of dead pods without a record.
 func collectUnrecorded(host *kernel.Node) error {
 	owners, err := listOwners(host)
 	errs := []error{err}
@@ -67,9 +67,8 @@ func collectUnrecorded(host *kernel.Node) error {
 	return errors.Join(errs...)
 }
 
-// removePorts ends the forwarding, regardless of the current configuration. removePorts first marks the record as ended, and at the very
-// end deletes the record. If another process restores the ports of all pods at this time, it sees the mark and does not restore the ports
-// of this attachment.
+// removePorts ends the forwarding, whatever the current configuration. The record is marked as ended first and deleted last, so that a
+// process that restores all ports meanwhile skips this attachment.
 func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) error {
 	if err := endForwarding(host, att.Key, st, att); err != nil {
 		return err
@@ -78,9 +77,8 @@ func removePorts(host *kernel.Node, att *attachment.Attachment, st portState) er
 	return att.Remove()
 }
 
-// endForwarding ends the forwarding of an attachment. If another attachment requests some of the ports, endForwarding first gives these
-// ports to that attachment. endForwarding looks for such an attachment only if an element of the ports has heirsMark. If the argument "att"
-// is not nil, endForwarding then marks the record as ended.
+// endForwarding ends the forwarding of an attachment, after it gave ports with heirsMark to other attachments that request them. With att,
+// it then marks the record as ended.
 func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *attachment.Attachment) error {
 	unlock, err := attachment.Waiting.Node(portsLock)
 	if err != nil {
@@ -108,8 +106,8 @@ func endForwarding(host *kernel.Node, key attachment.Key, st portState, att *att
 
 func mayPass(e nft.Element) bool { return strings.HasSuffix(e.Comment, heirsMark) }
 
-// endPorts removes the state in the reverse order of ADD, and the protection of 127.0.0.1 last. The given elements of the attachment are
-// removed in one transaction, so that all ports become free for other pods at the same time.
+// endPorts undoes ADD in reverse order, the protection of 127.0.0.1 last. The elements go in one transaction, so that all ports become free
+// for other pods at once.
 func endPorts(host *kernel.Node, key attachment.Key, st portState, own []nft.Element) error {
 	if st.Backend == "iptables" {
 		if err := iptables.RemoveChain(dnatChain, podChain(key)); err != nil {
@@ -119,12 +117,11 @@ func endPorts(host *kernel.Node, key attachment.Key, st portState, own []nft.Ele
 	return endOwned(host, key.Hash(), st.Localhost, own)
 }
 
-// delUnrecorded removes the state of an attachment without a record. Either the record of this attachment is lost, or the reference plugin
-// created the attachment.
+// delUnrecorded removes the state of an attachment whose record is lost, or that the reference plugin created.
 func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	lost, err := endUnrecorded(host, attachment.KeyOf(r).Hash())
 	if err == nil && !lost && requestsPorts(r) {
-		// If both the record and the rules are lost, the network of this pod may still have access to 127.0.0.1.
+		// Without record and rules, the pod's network may still reach 127.0.0.1.
 		err = restoreLoopbackLocked(host)
 	}
 	if err != nil {
@@ -133,8 +130,7 @@ func delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	return delReference(r, lost)
 }
 
-// endUnrecorded removes the hostPorts of an attachment that has no record. endUnrecorded finds the hostPorts by the hash of the
-// attachment's key. The first result of endUnrecorded is true if the attachment has hostPorts.
+// endUnrecorded removes the hostPorts of an attachment without a record, found by the hash of its key. lost is true if there were any.
 func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	if _, lost, err = findOwner(host, hash); err != nil || !lost {
 		return lost, err
@@ -154,7 +150,7 @@ func endUnrecorded(host *kernel.Node, hash string) (lost bool, err error) {
 	return true, err
 }
 
-// restoreLoopbackLocked takes the lock portsLock and calls restoreLoopback.
+// restoreLoopbackLocked calls restoreLoopback under portsLock.
 func restoreLoopbackLocked(host *kernel.Node) error {
 	if open, err := LoopbackOpen(host); err != nil || !open && !loopbackUsed() {
 		return err

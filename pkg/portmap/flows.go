@@ -11,16 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// endFlows only logs failures. If the deletion of connection tracking entries fails, a client that keeps sending UDP reaches the previous
-// pod until the client's entry expires.
+// endFlows only logs failures: at worst, a client that keeps sending UDP reaches the previous pod until its conntrack entry expires.
 func endFlows(host *kernel.Node, of []ports.Port) {
 	if err := delFlows(host, of); err != nil {
 		slog.Warn("stale UDP connections could not be removed", "error", err)
 	}
 }
 
-// delFlows deletes the connection tracking entries of the UDP ports. Without this deletion, a client that keeps sending from one source
-// port would reach the previous pod or no pod. If there are no UDP ports, delFlows does nothing.
+// delFlows deletes the conntrack entries of the UDP ports. With them, a client that keeps sending from one source port would reach the
+// previous pod, or none.
 func delFlows(host *kernel.Node, of []ports.Port) error {
 	wanted, families := map[uint16][]ports.Port{}, map[bool]bool{}
 	for _, p := range ports.Singles(of) {
@@ -51,10 +50,9 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
 }
 
-// isStaleFlow reports whether a connection tracking entry for the port would prevent a client from reaching the pod. The entry is stale if
-// its packets go to the node itself, because the entry is older than the mapping of the port. An entry whose packets go to the pod's
-// address is also stale, because the mapping that created it may have changed or ended. The caller checks that the destination of the
-// connection tracking entry is an address of the node.
+// isStaleFlow reports whether a conntrack entry would keep a client from the pod. Stale are entries to the node itself, which are older
+// than the mapping, and those to the pod's address, whose mapping may have changed or ended. Callers check that the entry's destination is
+// an address of the node.
 func isStaleFlow(f kernel.UDPFlow, p ports.Port) bool {
 	if f.To.Addr().Is4() != p.Is4() || p.HostIP.IsValid() && p.HostIP != f.To.Addr() {
 		return false

@@ -18,9 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// conntrackWalks returns a function that finds dumps of the connection tracking table in the debug log. Each call of the returned function
-// returns the dumps of the connection tracking table since the previous call. The text for a dump is, for example, "family=2 filtered=true
-// error=<nil>".
+// conntrackWalks returns a function that returns the dumps of the conntrack table since its last call, as found in the debug log: for
+// example "family=2 filtered=true error=<nil>".
 func conntrackWalks(t *testing.T) func() []string {
 	t.Helper()
 	var seen bytes.Buffer
@@ -38,8 +37,7 @@ func conntrackWalks(t *testing.T) func() []string {
 	}
 }
 
-// TestDelFlows (F-38) checks that delFlows deletes only those entries that would prevent a client of a mapped UDP port from reaching the
-// pod.
+// delFlows deletes only entries that would keep a client of a mapped UDP port from the pod (F-38).
 func TestDelFlows(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64", "192.0.2.1/32")
 	const udp, tcp = "17", "6"
@@ -93,8 +91,7 @@ func TestDelFlows(t *testing.T) {
 	}
 }
 
-// TestDelFlowsOfOneFamily checks that the kernel returns only entries of one address family. If the request contains a single port, the
-// kernel returns only entries with this port.
+// The kernel filters entries by address family, and for a single port also by port.
 func TestDelFlowsOfOneFamily(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24", "fd00::1/64")
 	var flows []kerneltest.Flow
@@ -128,11 +125,10 @@ func TestDelFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// manyFlows is the number of entries in a large connection tracking table. Package kernel reads a table of this size only with a filter.
+// manyFlows entries make a table that package kernel reads only with a filter.
 const manyFlows = 3500
 
-// TestDelFlowsOfMany checks that delFlows does not read all connections of a node with many connections, even if the pod has both address
-// families.
+// delFlows does not read all connections of a busy node, even for a pod with both families.
 func TestDelFlowsOfMany(t *testing.T) {
 	h := newNode(t, "10.1.0.1/24")
 	var flows []kerneltest.Flow

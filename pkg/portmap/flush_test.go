@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestFlushed checks that Podlace adds no elements to a table without rules. Podlace writes the rules together with the ports of all pods.
-// If Podlace wrote the rules without the ports, the rules would look complete although ports are missing.
+// No elements are added to a table without rules: rules come together with the ports of all pods, since rules alone would look complete.
 func TestFlushed(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -46,8 +45,7 @@ func installUnmarked() error {
 	return t.Delete([]nft.Element{{Set: "schema", Key: nft.BigEndian(HostportSchema().Version)}})
 }
 
-// TestRestoreHostPorts checks that Restore adds missing elements. If another attachment has taken a port in the meantime, this attachment
-// keeps the port.
+// Restore adds missing elements, but leaves a port to an attachment that has taken it meanwhile.
 func TestRestoreHostPorts(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -78,8 +76,7 @@ func restored(h *kernel.Node, all []ownedPorts) error {
 	return err
 }
 
-// TestCheckHints checks the error of CHECK. If the command 'podlace reload' can restore the missing part, the error must contain a hint
-// about this command. If another pod may have taken the port in the meantime, the error must contain no hint.
+// CHECK suggests 'podlace reload' if that can restore the missing part, but not if another pod may have taken the port.
 func TestCheckHints(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -8,9 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// compareElements returns the wrong elements and the missing elements of the nftables sets. A wrong element comes from another program: it
-// has no owner, or a value that does not fit its owner. A wrong element may take the place of the element of an attachment. In this case,
-// the list of missing elements contains the element of the attachment.
+// compareElements returns the wrong and the missing elements of the sets. A wrong one, written by another program, has no owner or a value
+// that does not fit its owner. The element whose place it takes counts as missing.
 func compareElements(t *nft.Handle, want []nft.Element) (wrong, missing []nft.Element, err error) {
 	found, err := t.Find(want)
 	if err != nil {

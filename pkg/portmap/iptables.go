@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The iptables chains and rules have the same names and the same text as those of the reference plugin. After a rollback to the reference
-// plugin, the reference plugin can therefore remove these chains and rules.
+// Chains and rules are named and written as by the reference plugin, which can therefore remove them after a rollback.
 const (
 	dnatChain = reference.HostportChain
 	markChain = "CNI-HOSTPORT-SETMARK"
@@ -31,8 +30,8 @@ const (
 
 func podChain(key attachment.Key) string { return reference.Portmap(reference.Of(key)).Chain() }
 
-// addByIPTables starts two processes for each address family with ports. If the rules that all pods share are missing, addByIPTables also
-// restores the rules of all other pods.
+// addByIPTables starts two processes for each address family with ports. If shared rules are missing, it also restores the rules of all
+// other pods.
 func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 	var lost []recordedPorts
 	for _, p := range st.Rules.Pod {
@@ -53,8 +52,8 @@ func addByIPTables(key attachment.Key, st portState, log *slog.Logger) error {
 	return nil
 }
 
-// addFamily forwards the ports of one address of the pod. If the rules that all pods share were missing, addFamily returns all recorded
-// attachments, so that the caller can restore the rules of these attachments.
+// addFamily forwards the ports of one address of the pod. If shared rules were missing, it returns all recorded attachments, whose rules
+// the caller then restores.
 func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Logger) (lost []recordedPorts, err error) {
 	table, err := iptables.Open(pod.Addr().Is4(), true)
 	if err != nil {
@@ -82,8 +81,7 @@ func (st portState) addFamily(key attachment.Key, pod netip.Prefix, log *slog.Lo
 	return lost, err
 }
 
-// If iptables refuses the rules, withConditions adds the pod's conditions to the error. Only the conditions can be the cause, because all
-// other parts of the rules have the same form for every pod.
+// withConditions adds the pod's conditions to an error of iptables, because the other parts of a rule have the same form for every pod.
 func (of iptablesRules) withConditions(err error, is4 bool) error {
 	key, words := of.conditionsOf(is4)
 	if len(words) == 0 || !iptables.Refused(err) {
@@ -100,7 +98,7 @@ func (of iptablesRules) conditionsOf(is4 bool) (key string, words []string) {
 	return "conditionsV6", of.ConditionsV6
 }
 
-// familyLines returns the input lines for iptables-restore that forward the ports of one address of the pod.
+// familyLines returns the iptables-restore lines that forward the ports of one address of the pod.
 func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
 	own := ports.OfFamily(st.Ports, pod.Addr().Is4())
 	if len(own) == 0 {
@@ -114,19 +112,19 @@ func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.
 	return append(lines, jumpLines(nat, key, *st.Rules, own)...), nil
 }
 
-// jumpsToHostports reports whether the base chains contain a jump to the chain of all hostPorts.
+// jumpsToHostports reports whether the base chains jump to the chain of all hostPorts.
 func jumpsToHostports(nat iptables.NAT) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
 
-// byIPTables reports whether iptables forwards the attachment's ports of the given address family.
+// byIPTables reports whether iptables forwards the attachment's ports of the address family.
 func (rec recordedPorts) byIPTables(is4 bool) bool {
 	return rec.Backend == "iptables" && rec.Rules != nil && len(ports.OfFamily(rec.Ports, is4)) > 0
 }
 
-// restoreIPTables restores the missing rules of attachments. The first result of restoreIPTables is true if any rule was missing. If
-// another process holds the iptables lock and the argument "wait" is false, restoreIPTables returns a busy error.
+// restoreIPTables restores missing rules of attachments, and reports whether any was missing. Unless wait is set, it returns a busy error
+// while another process holds the iptables lock.
 func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed bool, err error) {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
@@ -151,8 +149,8 @@ func restoreIPTables(all []recordedPorts, wait bool, log *slog.Logger) (changed 
 	return changed, errors.Join(errs...)
 }
 
-// restoreFamily restores the missing rules of one address family with one command. The second result of restoreFamily contains an error for
-// each attachment whose rules cannot be written.
+// restoreFamily restores the missing rules of one address family with one command. skipped has an error for each attachment whose rules
+// cannot be written.
 func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (changed bool, skipped, err error) {
 	table, err := iptables.Open(is4, wait)
 	if err != nil {
@@ -166,8 +164,7 @@ func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (
 	return len(lines) > 0, skipped, table.Apply(lines)
 }
 
-// missingLines returns the iptables-restore lines for the missing rules of attachments, and an error for each attachment whose lines cannot
-// be written.
+// missingLines returns the iptables-restore lines of missing rules, and an error for each attachment whose lines cannot be written.
 func missingLines(nat iptables.NAT, all []recordedPorts, is4 bool) (lines []string, err error) {
 	for _, rec := range all {
 		if !rec.byIPTables(is4) {
@@ -186,7 +183,7 @@ func missingLines(nat iptables.NAT, all []recordedPorts, is4 bool) (lines []stri
 	return uniqueLines(lines), err
 }
 
-// uniqueLines removes each line that is equal to an earlier line.
+// uniqueLines removes lines that are equal to an earlier one.
 func uniqueLines(lines []string) (out []string) {
 	seen := map[string]bool{}
 	for _, line := range lines {
@@ -198,7 +195,7 @@ func uniqueLines(lines []string) (out []string) {
 	return out
 }
 
-// sharedLines returns the lines for the missing rules that all pods share.
+// sharedLines returns the lines of the missing rules that all pods share.
 func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 	var chains, rules []string
 	need := func(chain, rule string, parts ...string) {
@@ -221,8 +218,8 @@ func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 		make(masqChain)
 		need(markChain, fmt.Sprintf(`-A %s -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark %s`, markChain, mark), mark)
 		need(masqChain, fmt.Sprintf("-A %s -m mark --mark %s -j MASQUERADE", masqChain, mark), mark)
-		// A rule may still use the mark bit of an earlier configuration. Another program may use the old mark bit now. All pods share the
-		// chains with the mark bit, and therefore change to the new bit at the same time.
+		// Rules may still have the mark bit of an earlier configuration, which another program may use by now. The chains with it are shared, so
+		// all pods change to the new bit at once.
 		for _, rule := range append(nat.Rules(markChain, "-j MARK "), nat.Rules(masqChain, "-j MASQUERADE ")...) {
 			if !strings.Contains(rule, mark) {
 				rules = append(rules, "-D"+strings.TrimPrefix(rule, "-A"))
@@ -233,8 +230,8 @@ func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
 	return append(chains, rules...)
 }
 
-// podLines returns the iptables-restore lines for the pod's own chain. For each port, the rules that mark packets for masquerade come
-// before the rule that translates the address.
+// podLines returns the iptables-restore lines of the pod's own chain. For each port, packets are marked for masquerade before their address
+// is translated.
 func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip.Prefix) []string {
 	chain := podChain(key)
 	lines := []string{":" + chain + " - [0:0]"}
@@ -243,8 +240,7 @@ func podLines(key attachment.Key, of iptablesRules, list []ports.Port, pod netip
 		mark = of.MarkChain
 	}
 	if pod.Addr().Is6() {
-		// Packets from the address ::1 never leave the node. Without a translation of the address, the kernel refuses a connection to [::1]
-		// at once.
+		// Packets from ::1 never leave the node. Untranslated, a connection to [::1] is refused at once.
 		lines = append(lines, "-A "+chain+" -d ::1/128 -j RETURN")
 	}
 	for _, p := range hostIPFirst(list) {
@@ -273,15 +269,15 @@ func markedSources(p ports.Port, pod netip.Prefix) []string {
 	return []string{"-s " + pod.Masked().String() + " "}
 }
 
-// hostIPFirst sorts ports with a hostIP before ports without a hostIP, because the first matching rule decides.
+// hostIPFirst sorts ports with a hostIP first, because the first matching rule decides.
 func hostIPFirst(list []ports.Port) []ports.Port {
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b ports.Port) int { return cmp.Compare(b.HostIP.BitLen(), a.HostIP.BitLen()) })
 	return sorted
 }
 
-// jumpLines returns the iptables-restore lines for the rules that jump to the pod's chain. The rules for ports with a hostIP come before
-// the rules for all ports without a hostIP, including the rules of other pods. The lines from jumpLines also remove the pod's stale rules.
+// jumpLines returns the iptables-restore lines of the rules that jump to the pod's chain, and of the removal of stale ones. Rules for ports
+// with a hostIP precede those without, also those of other pods.
 func jumpLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)

@@ -15,9 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist for each address family that attachments use. iptablesIntact does not start a
-// program. iptablesIntact therefore does not see the rules of iptables-legacy. If iptablesIntact cannot read some rules, it assumes that
-// these rules are intact.
+// iptablesIntact reports whether the shared rules exist for each address family in use. It starts no program and so does not see the rules
+// of iptables-legacy. Rules that it cannot read count as intact.
 func iptablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
@@ -78,10 +77,8 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 	return checkMasquerade(nat, chain)
 }
 
-// checkForeignRules returns an error if packets do not reach Podlace's rules because of a rule of another program. In the hostPort chains,
-// checkForeignRules returns an error for every rule of another program that ends the evaluation of the chain. In PREROUTING and OUTPUT,
-// checkForeignRules returns an error only for a rule of another program that matches every packet. Podlace does not remove rules of other
-// programs, because other programs share the nat table.
+// checkForeignRules fails if a rule of another program keeps packets from Podlace's rules: in the hostPort chains, any that ends the
+// evaluation of the chain; in PREROUTING and OUTPUT, one that matches every packet. It is not removed, because the nat table is shared.
 func checkForeignRules(nat iptables.NAT, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},
@@ -105,7 +102,7 @@ func checkForeignRules(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// checkMasquerade returns an error if the rules of a pod's chain mark packets, but the masquerade rules for this mark are missing.
+// checkMasquerade fails if a pod's chain marks packets but the masquerade rules for this mark are missing.
 func checkMasquerade(nat iptables.NAT, chain string) error {
 	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
 		return nil // another program's chain marks the packets, or none does
@@ -120,8 +117,7 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 	return nil
 }
 
-// portsJumpingTo returns the node ports that have a rule with a jump to the pod's chain. Each returned port has its protocol as a prefix,
-// such as tcp80.
+// portsJumpingTo returns the node ports with a jump to the pod's chain, each with its protocol as prefix, such as tcp80.
 func portsJumpingTo(nat iptables.NAT, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
@@ -132,8 +128,7 @@ func portsJumpingTo(nat iptables.NAT, chain string) map[string]bool {
 	return led
 }
 
-// byPort groups rules by their node port, because CHECK would otherwise search all rules of the pod for each port, and a pod can have
-// thousands of rules.
+// byPort groups rules by node port, because a pod can have thousands of rules and CHECK looks for each port.
 func byPort(rules []string) map[uint16][]string {
 	of := map[uint16][]string{}
 	for _, rule := range rules {

@@ -25,10 +25,9 @@ func testKey() attachment.Key {
 	return attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: "eth0"}
 }
 
-// emptyNAT returns an iptables nat table without chains.
 func emptyNAT() iptables.NAT { return iptables.NAT{} }
 
-// TestPodChain checks that the chain of a pod has the same name as in the reference plugin.
+// The chain of a pod has the same name as in the reference plugin.
 func TestPodChain(t *testing.T) {
 	for _, c := range []struct{ network, id, want string }{
 		{"podlace", "0123456789abcdef", "CNI-DN-46d35c6a9e0ed75882799"},
@@ -41,7 +40,7 @@ func TestPodChain(t *testing.T) {
 	}
 }
 
-// generatedLines returns the iptables-restore lines that one ADD writes for both address families of a pod.
+// generatedLines returns the iptables-restore lines of one ADD for both address families.
 func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
 	t.Helper()
 	cfg, err := parsed(keys)
@@ -65,7 +64,7 @@ func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
 	return b.String()
 }
 
-// TestLines compares the generated rules with golden files. The flag -update rewrites the golden files.
+// TestLines compares the generated rules with golden files, which -update rewrites.
 func TestLines(t *testing.T) {
 	tcp := func(n int) string {
 		var list []string
@@ -104,7 +103,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLinesAgain checks that a second ADD replaces the stale rules of the pod, but does not write the shared rules again.
+// A second ADD replaces the pod's stale rules without writing the shared ones again.
 func TestLinesAgain(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

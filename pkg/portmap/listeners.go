@@ -11,9 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// checkListeners finds ports on which processes of the node listen. When Podlace forwards a port on which a process listens, clients cannot
-// reach this process. With refuseHostListeners, checkListeners returns an error. Without refuseHostListeners, checkListeners only logs a
-// warning.
+// checkListeners finds processes of the node that clients could no longer reach, because they listen on a port that is to be forwarded.
+// That is an error with refuseHostListeners, otherwise a warning.
 func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	used, err := listeningPorts(ports.Singles(wanted))
 	switch {
@@ -35,8 +34,8 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)
 }
 
-// checkHostIPs returns an error if a hostIP is the broadcast address of one of the node's networks. If no interface of the node has the
-// hostIP, checkHostIPs logs a warning. The node may get the hostIP later, for example from keepalived.
+// checkHostIPs fails for a hostIP that is a broadcast address of the node. If no interface has the hostIP, it only warns, because the node
+// may get it later, for example from keepalived.
 func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) error {
 	asked := map[netip.Addr]bool{}
 	for _, p := range wanted {
@@ -56,12 +55,10 @@ func checkHostIPs(r *plugin.Request, host *kernel.Node, wanted []ports.Port) err
 	return nil
 }
 
-// manyPorts is the largest number of ports that listeningPorts binds without reading the socket tables first. For more ports, reading the
-// socket tables first is faster.
+// manyPorts is the largest number of ports for which binding each is faster than reading the socket tables first.
 const manyPorts = 32
 
-// listeningPorts returns the ports on which a process of the node listens with TCP or UDP. When Podlace forwards one of these ports,
-// packets to the port do not reach the process. listeningPorts does not check SCTP.
+// listeningPorts returns the ports on which a process of the node listens with TCP or UDP; SCTP is not checked.
 func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 	tables := map[string]kernel.Sockets{}
 	listens := func(p ports.Port) bool {
@@ -78,7 +75,7 @@ func listeningPorts(wanted []ports.Port) (used []ports.Port, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("bind %s: %w", p, err)
 		}
-		// A bound port does not prove that a process listens on it, because an outgoing connection of the node may use the port.
+		// A bound port may also belong to an outgoing connection.
 		if bound && listens(p) {
 			used = append(used, p)
 		}

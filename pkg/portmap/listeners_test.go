@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestListeners (F-40, S-27) checks that the warning or error contains each port on which a process of the node listens.
+// The warning or error names each port on which a process of the node listens (F-40, S-27).
 func TestListeners(t *testing.T) {
 	newLab(t)
 	tcp, err := net.Listen("tcp", ":7180")
@@ -69,7 +69,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TestListenersUnknown checks ADD if the listening processes are unknown. ADD must fail only with refuseHostListeners.
+// If the listening processes are unknown, ADD fails only with refuseHostListeners.
 func TestListenersUnknown(t *testing.T) {
 	for _, refuse := range []bool{false, true} {
 		var log bytes.Buffer
@@ -84,8 +84,7 @@ func TestListenersUnknown(t *testing.T) {
 	}
 }
 
-// TestRefuseHostListeners (F-40) checks that, with refuseHostListeners, ADD fails before it changes anything. Without refuseHostListeners,
-// ADD must succeed and give the port to the pod.
+// With refuseHostListeners, ADD fails before it changes anything; without it, the pod gets the port (F-40).
 func TestRefuseHostListeners(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		listener, err := net.Listen("tcp", ":8080")
@@ -108,8 +107,7 @@ func TestRefuseHostListeners(t *testing.T) {
 	})
 }
 
-// TestConntrackWalks (F-38) checks that each CNI operation reads the connection tracking table only once. Without UDP ports, no CNI
-// operation reads the connection tracking table.
+// Each CNI operation reads the conntrack table once, or never without UDP ports (F-38).
 func TestConntrackWalks(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		walks := func(verb string, keys ...any) int {
@@ -142,8 +140,7 @@ func TestConntrackWalks(t *testing.T) {
 	})
 }
 
-// TestHostIPOfNode (S-09) checks that ADD refuses a broadcast address of the node before it changes anything. ADD must accept a hostIP that
-// the node does not have yet.
+// ADD refuses a broadcast address of the node before it changes anything, but accepts a hostIP that the node does not have yet (S-09).
 func TestHostIPOfNode(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		var log bytes.Buffer

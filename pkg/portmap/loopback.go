@@ -26,26 +26,26 @@ func loopbackSchema() nft.Schema {
 	return nft.Schema{Table: nft.LoopbackTable, Version: 1, Build: buildLoopback}
 }
 
-// protectPriority is the priority of the raw table: its chains run before connection tracking.
+// protectPriority is that of the raw table, before connection tracking.
 const protectPriority = -300
 
-// The folder loopbackUsers contains a folder for each link with route_localnet. The folder of a link contains a file for each attachment
-// that needs the link. Files may be lost, so an empty folder does not prove that the link has no attachments.
+// loopbackUsers has a folder for each link with route_localnet, and in it a file for each attachment that needs the link. Files may be
+// lost, so an empty folder does not prove that no attachment uses the link.
 const loopbackUsers = store.Root + "/.localhost"
 
-// foreignPrefix is the start of a folder's name if another program enabled route_localnet for the link. The name of a link cannot contain a
-// colon, so this prefix is unambiguous.
+// foreignPrefix starts a folder's name if another program enabled route_localnet on the link. It is unambiguous, since names of links
+// contain no colon.
 const foreignPrefix = "foreign:"
 
-// buildLoopback writes rules that drop packets that arrive from the network with a source or destination in 127.0.0.0/8. A hostPort on
-// 127.0.0.1 needs route_localnet on the interface of the pods. With route_localnet, but without the rules of buildLoopback, every pod could
-// reach servers on the node's loopback. The table with these rules must exist as long as a link has route_localnet.
+// buildLoopback writes rules that drop packets from the network with a source or destination in 127.0.0.0/8. A hostPort on 127.0.0.1 needs
+// route_localnet, with which every pod could otherwise reach servers on the node's loopback. The table must exist as long as a link has
+// route_localnet.
 func buildLoopback(r nft.Ruleset) error {
 	chain := r.Chain("prerouting", nftables.ChainHookPrerouting, protectPriority, nftables.ChainTypeFilter)
 	ipv4 := nft.FamilyOf(true)
 	notLo := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: nft.IfName("lo")}}
 	for _, offset := range []uint32{ipv4.Source, ipv4.Destination} {
-		// All packets of the node pass through this rule. The first match of the rule is therefore the match that fails for most packets.
+		// Every packet of the node passes this rule, so the match that fails most often comes first.
 		r.Rule(chain, slices.Concat(ipv4.Only(), matchLoopback(offset), notLo, nft.Drop())...)
 	}
 	return nil
@@ -56,13 +56,13 @@ func matchLoopback(offset uint32) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, 1), nft.Equal([]byte{127})}
 }
 
-// loopbackUsed reports whether loopbackUsers contains any attachment. loopbackUsed reads one folder.
+// loopbackUsed reports whether loopbackUsers contains any attachment. It reads one folder.
 func loopbackUsed() bool {
 	users, err := readNames(loopbackUsers, 1)
 	return err != nil || len(users) > 0
 }
 
-// ProtectLoopback installs rules that drop packets that arrive from the network with a source or destination in 127.0.0.0/8.
+// ProtectLoopback installs rules that drop packets from the network with a source or destination in 127.0.0.0/8.
 func ProtectLoopback(host *kernel.Node) error {
 	if ok, err := loopbackSchema().Intact(&host.NFT); ok || err != nil {
 		return err
@@ -70,7 +70,7 @@ func ProtectLoopback(host *kernel.Node) error {
 	return loopbackSchema().Install(nil)
 }
 
-// restoreProtection writes the rules that protect 127.0.0.0/8 again if they are missing or changed. Callers hold portsLock.
+// restoreProtection rewrites the rules that protect 127.0.0.0/8 if they are missing or changed. Callers hold portsLock.
 func restoreProtection(host *kernel.Node, log *slog.Logger) error {
 	if drift, err := loopbackSchema().Drift(&host.NFT); err != nil || drift == "" {
 		return err
@@ -79,9 +79,8 @@ func restoreProtection(host *kernel.Node, log *slog.Logger) error {
 	return loopbackSchema().Install(nil)
 }
 
-// openedByUs is the value of route_localnet that Podlace writes. For the kernel, every value of route_localnet except 0 means "on". Other
-// programs write the value 1. The value openedByUs therefore shows on which links Podlace enabled route_localnet, even if records and rules
-// are lost.
+// openedByUs is the value of route_localnet that Podlace writes. The kernel takes every value but 0 for "on", and other programs write 1,
+// so it identifies Podlace's links even without records and rules.
 const openedByUs = "2"
 
 func routeLocalnet(link, value string) kernel.Sysctl {
@@ -98,15 +97,15 @@ func loopbackReaches(host *kernel.Node, link string) bool {
 	return false
 }
 
-// OpenLoopback makes the pods behind a link reachable through the node's 127.0.0.1. The argument "owner" of OpenLoopback is the hash of the
-// attachment that needs the link. OpenLoopback first protects the node's loopback from the pods. Callers hold portsLock.
+// OpenLoopback protects the node's loopback from the pods and then makes the pods behind a link reachable through 127.0.0.1. owner is the
+// hash of the attachment that needs the link. Callers hold portsLock.
 func OpenLoopback(host *kernel.Node, owner, link string) error {
 	on, _ := host.Get(routeLocalnet(link, "").Path)
 	name := link
 	if _, err := os.Stat(filepath.Join(loopbackUsers, link)); err != nil && on == "1" {
 		name = foreignPrefix + link
 	}
-	// OpenLoopback creates the attachment's file in loopbackUsers before it enables route_localnet, because DEL finds the link by this file.
+	// The file in loopbackUsers comes before route_localnet, because DEL finds the link by it.
 	users, err := store.Make(filepath.Join(loopbackUsers, name), 0o700)
 	if err != nil {
 		return err
@@ -125,8 +124,7 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	return host.Set(routeLocalnet(link, openedByUs))
 }
 
-// leaveLoopbackOpen keeps route_localnet enabled for a link on which Podlace enabled it. The rules of the reference plugins need
-// route_localnet, and the reference plugins never disable it.
+// leaveLoopbackOpen keeps route_localnet for the rules of the reference plugins, which need it and never disable it.
 func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	if on, err := host.Get(routeLocalnet(link, "").Path); err != nil || on != openedByUs {
 		return fault.Ignore(err, fs.ErrNotExist)
@@ -134,7 +132,7 @@ func leaveLoopbackOpen(host *kernel.Node, link string) error {
 	return host.Set(routeLocalnet(link, "1"))
 }
 
-// openedLinks returns the links on which Podlace enabled route_localnet. openedLinks reads all links of the node.
+// openedLinks returns the links on which Podlace enabled route_localnet. It reads all links of the node.
 func openedLinks(host *kernel.Node) ([]string, error) {
 	names, err := host.List("ipv4/conf")
 	return slices.DeleteFunc(names, func(name string) bool {
@@ -143,13 +141,13 @@ func openedLinks(host *kernel.Node) ([]string, error) {
 	}), err
 }
 
-// LoopbackOpen reports whether route_localnet is on for any link because Podlace enabled it. LoopbackOpen reads all links of the node.
+// LoopbackOpen reports whether Podlace enabled route_localnet on any link. It reads all links of the node.
 func LoopbackOpen(host *kernel.Node) (bool, error) {
 	links, err := openedLinks(host)
 	return len(links) > 0, err
 }
 
-// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. loopbackOpenedOn reads one file.
+// loopbackOpenedOn reports whether Podlace enabled route_localnet on a link. It reads one file.
 func loopbackOpenedOn(link string) bool {
 	if link != filepath.Base(link) {
 		return false
@@ -167,9 +165,8 @@ func CloseLoopback(host *kernel.Node) error {
 	return err
 }
 
-// restoreLoopback restores the rules that protect the node's 127.0.0.0/8 while a link has route_localnet. If there are no records and no
-// hostPorts in the kernel, it disables route_localnet on all links and removes the rules. The argument `users` contains the hashes of the
-// recorded attachments. Callers hold portsLock.
+// restoreLoopback restores the rules that protect 127.0.0.0/8 while a link has route_localnet. Without records and hostPorts in the kernel,
+// it disables route_localnet on all links and removes the rules. users are the hashes of the recorded attachments. Callers hold portsLock.
 func restoreLoopback(host *kernel.Node, users []string) error {
 	links, err := openedLinks(host)
 	if err == nil && len(links) > 0 {
@@ -197,8 +194,7 @@ func restoreLoopback(host *kernel.Node, users []string) error {
 	return nft.DelTable(nft.TableOf(nft.LoopbackTable))
 }
 
-// forgetUsers removes the files in loopbackUsers of all attachments that the argument "users" does not contain. forgetUsers also removes
-// empty folders.
+// forgetUsers removes the files in loopbackUsers of all attachments but users, and empty folders.
 func forgetUsers(users []string) error {
 	keep := map[string]bool{}
 	for _, owner := range users {
@@ -219,13 +215,12 @@ func forgetUsers(users []string) error {
 	return err
 }
 
-// anyLink means every link. A caller passes anyLink if it does not know on which link route_localnet was enabled.
+// anyLink is for callers that do not know on which link route_localnet was enabled.
 const anyLink = "*"
 
-// closeLoopback undoes OpenLoopback for one attachment and one link. If link is "", closeLoopback does nothing. If no other attachment uses
-// the link, closeLoopback disables route_localnet on this link. The second result of closeLoopback is true if Podlace no longer keeps
-// route_localnet enabled on any link. The caller may then remove the rules that protect 127.0.0.0/8. After closeLoopback, the caller calls
-// forgetUser for the returned links. Callers hold portsLock.
+// closeLoopback undoes OpenLoopback for one attachment and link, and is a no-op if link is "". It disables route_localnet if no other
+// attachment uses the link. last is true once no link has route_localnet from Podlace, so that the protection of 127.0.0.0/8 may go.
+// Callers hold portsLock and afterwards call forgetUser for the returned links.
 func closeLoopback(host *kernel.Node, owner, link string) (users []string, last bool, err error) {
 	links := []string{link, foreignPrefix + link}
 	switch link {
@@ -267,8 +262,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 	return users, last, err
 }
 
-// The folder loopbackUsers contains a folder for each link, with one file for each attachment that uses the link. forgetUser removes the
-// files of one attachment from the folders of the given links. forgetUser also removes empty folders.
+// forgetUser removes the attachment's files from the folders of the given links in loopbackUsers, and empty folders.
 func forgetUser(owner string, links []string) error {
 	var errs []error
 	for _, link := range links {
@@ -284,8 +278,8 @@ func forgetUser(owner string, links []string) error {
 	return errors.Join(errs...)
 }
 
-// closeUnused asks the kernel for other attachments with hostPorts, because the records can be lost. If no other attachment has hostPorts,
-// closeUnused disables route_localnet. While another attachment has hostPorts, route_localnet and the rules that protect 127.0.0.0/8 stay.
+// closeUnused disables route_localnet if no other attachment has hostPorts. It asks the kernel, because records can be lost. Until then,
+// route_localnet and the protection of 127.0.0.0/8 stay.
 func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	links, err := openedLinks(host)
 	if err != nil || len(links) == 0 {
@@ -298,8 +292,7 @@ func closeUnused(host *kernel.Node, owner string) (closed bool, err error) {
 	return true, CloseLoopback(host)
 }
 
-// readNames returns the names in a folder. The second argument of readNames is the maximum number of names. A maximum less than 1 means no
-// limit. If the folder is missing, readNames returns no names.
+// readNames returns at most so many names in a folder, or all if most is less than 1. A missing folder has none.
 func readNames(folder string, most int) ([]string, error) {
 	list, err := store.Names(folder, most)
 	return list, fault.Ignore(err, fs.ErrNotExist)

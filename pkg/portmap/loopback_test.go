@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestProtectLoopback checks that the rules that protect 127.0.0.0/8 have their own nftables table.
+// The rules that protect 127.0.0.0/8 have their own nftables table.
 func TestProtectLoopback(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -38,8 +38,8 @@ func loopbackState(t *testing.T, h *kernel.Node, want string) {
 	}
 }
 
-// TestLoopbackUsers (S-04) checks that DEL of the last attachment on a link disables route_localnet. DEL of the last attachment on the node
-// must remove the rules that protect 127.0.0.0/8. A link must keep route_localnet if another program enabled it.
+// The last DEL on a link disables route_localnet, unless another program enabled it; the last one on the node removes the rules that
+// protect 127.0.0.0/8 (S-04).
 func TestLoopbackUsers(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -84,10 +84,8 @@ func TestLoopbackUsers(t *testing.T) {
 	}
 }
 
-// TestLoopbackUsersLost (S-04) checks that Podlace looks for hostPorts in the kernel if the files in loopbackUsers are lost. While another
-// attachment has hostPorts, each link must keep route_localnet, and the rules that protect 127.0.0.0/8 must stay. DEL of the last
-// attachment must disable route_localnet on all links. After a flush, Podlace must restore the rules that protect 127.0.0.0/8. A link must
-// keep route_localnet if another program enabled it.
+// Without the files in loopbackUsers, Podlace looks for hostPorts in the kernel (S-04): links keep route_localnet, and 127.0.0.0/8 its
+// protection, also after a flush, until the last DEL. A link that another program opened stays open.
 func TestLoopbackUsersLost(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestManyPorts checks that, with iptables, the memory that CHECK needs grows linearly with the number of ports of the pod.
+// With iptables, the memory that CHECK needs grows linearly with the number of the pod's ports.
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
@@ -44,7 +44,7 @@ func TestManyPorts(t *testing.T) {
 	}
 }
 
-// TestMeasuredParse (S-15) checks that the time to parse port mappings grows linearly with their number, not quadratically.
+// The time to parse port mappings grows linearly with their number (S-15).
 func TestMeasuredParse(t *testing.T) {
 	entries := func(n int) (list []string) {
 		for i := range n {
@@ -86,8 +86,7 @@ func scatteredPorts(n int) (list []any) {
 	return list
 }
 
-// TestTooManyPorts (S-15) checks the maximum number of ports per pod. Because of this limit, no pod holds the lock too long. ADD of a pod
-// with more ports must fail before it changes anything.
+// A limit of ports per pod keeps ADD from holding the lock too long. Above it, ADD fails before it changes anything (S-15).
 func TestTooManyPorts(t *testing.T) {
 	pod := []netip.Prefix{netip.MustParsePrefix("10.71.0.5/24"), netip.MustParsePrefix("fd00:71::5/64")}
 	for _, c := range []struct {
@@ -122,14 +121,13 @@ func TestTooManyPorts(t *testing.T) {
 	if left, _, err := attachment.Scan(); err != nil || len(left) > 0 || l.isMapped("a") {
 		t.Errorf("left %v, %v", left, err)
 	}
-	// If another attachment has some ports of a range, the plugin splits the range into single ports.
+	// Another attachment has some ports of the range, so it is split into single ports.
 	l.OK(l.Call("ADD", "a", asking("10.71.0.5/24", sequence(8000, 31)...)...))
 	l.Fails(l.Call("ADD", "a", inOther("nftables", sequence(8001, 31)...)...), plugin.CodeConfig, "31 hostPorts: want at most 30")
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestLargestRecord checks that DEL can read the largest possible record. This record has the highest allowed number of ports and the
-// longest text for each port.
+// DEL can read the largest possible record: the most ports, each with the longest text.
 func TestLargestRecord(t *testing.T) {
 	r := &plugin.Request{Plugin: "portmap", Network: "largest", ContainerID: strings.Repeat("c", 64), IfName: "eth0",
 		NetnsPath: "/run/netns/x"}

@@ -15,7 +15,7 @@ func addBridge(t testing.TB, name string, addresses ...string) {
 	t.Cleanup(func() { kerneltest.Must(t, delLink(name)) })
 }
 
-// newNode returns a node with a bridge. The bridge gets the given addresses.
+// newNode returns a node with a bridge that has the given addresses.
 func newNode(t testing.TB, addresses ...string) *kernel.Node {
 	t.Helper()
 	kerneltest.Clean(t)
@@ -23,7 +23,7 @@ func newNode(t testing.TB, addresses ...string) *kernel.Node {
 	return openHost(t)
 }
 
-// recordLines returns the lines of the host's snapshot that contain all texts in the argument "parts".
+// recordLines returns the lines of the host's snapshot that contain all parts.
 func recordLines(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

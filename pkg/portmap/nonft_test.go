@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// withoutNFT calls f() on a thread that cannot open netfilter sockets. The missing sockets simulate a kernel without nf_tables. Child
-// processes of the thread cannot open netfilter sockets either.
+// withoutNFT calls f on a thread that, with its child processes, cannot open netfilter sockets, as on a kernel without nf_tables.
 func withoutNFT(t *testing.T, f func()) {
 	t.Helper()
 	const number, family, protocol = 0, 16, 32 // places in struct seccomp_data
@@ -48,8 +47,7 @@ func withoutNFT(t *testing.T, f func()) {
 	}
 }
 
-// TestWithoutNFT checks that, on a kernel without nf_tables, ADD uses iptables unless the configuration requires nftables. If the
-// configuration requires nftables, ADD must fail at once.
+// On a kernel without nf_tables, ADD uses iptables, or fails at once if the configuration requires nftables.
 func TestWithoutNFT(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

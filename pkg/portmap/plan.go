@@ -13,19 +13,19 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// portClaim contains the ports that an ADD requests for one attachment, and the container and pod of this attachment.
+// portClaim contains the ports that an ADD requests, and the container and pod of its attachment.
 type portClaim struct {
 	ownedPorts
 	container, pod string
 }
 
-// portConflicts holds the set elements and attachments that conflict with the ports that an ADD requests.
+// portConflicts holds the set elements and attachments that conflict with a claim.
 type portConflicts struct {
 	elements []nft.Element         // elements with the same keys, and with the same ports in other sets
 	holders  map[string]portHolder // other attachments that forward a port of the claim, by hash
 }
 
-// portHolder is the current owner of a port that another attachment requests.
+// portHolder owns a port that another attachment requests.
 type portHolder struct {
 	attachment.Record
 	found    bool            // its record exists
@@ -34,29 +34,27 @@ type portHolder struct {
 	elements []nft.Element   // if the container is gone: all elements of these attachments
 }
 
-// mustYield reports whether the holder must give up its ports. A holder must give up its ports if its pod is gone, or is an older pod with
-// the same name as the new pod.
+// mustYield reports whether the holder must give up its ports, because its pod is gone or is an older one of the same name.
 func (h portHolder) mustYield(to portClaim) bool {
 	return h.found && h.ContainerID != to.container && (h.gone || h.Pod != "" && h.Pod == to.pod)
 }
 
-// claimPlan is the set of changes that are necessary to give an attachment its requested ports.
+// claimPlan contains the changes that give an attachment its requested ports.
 type claimPlan struct {
 	remove, add []nft.Element
 	taken       []portTakeover
 	singles     bool // a part of a range is shared: the claim must use single ports, which can pass from one attachment to another
 }
 
-// portTakeover is an attachment that gives up ports, together with the first of these ports.
+// portTakeover is an attachment that gives up ports, and the first of these.
 type portTakeover struct {
 	port  ports.Port
 	owner string
 	portHolder
 }
 
-// makePlan decides what happens to each attachment that already has a requested port. An attachment of the same container keeps its port.
-// An attachment whose container is gone loses all its ports. An attachment of an older pod with the same name loses only the requested
-// port. If any other attachment has the port, makePlan returns an error.
+// makePlan decides about each attachment that already has a requested port. One of the same container keeps it, one whose container is gone
+// loses all its ports, and one of an older pod of the same name loses only the requested port. Any other makes the plan fail.
 func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 	var kept ports.Index
 	for _, e := range have.elements {
@@ -96,8 +94,8 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 
 const takenBy = "hostPort %s is in use by %s"
 
-// displacedAttachments returns all attachments of the containers that lose ports. The list includes the attachments of these containers in
-// all networks. If two attachments of one container share a port, both attachments may have rules for this port.
+// displacedAttachments returns the attachments, in all networks, of the containers that lose ports: if two of them share a port, both may
+// have rules for it.
 func (p claimPlan) displacedAttachments() (all []recordedPorts) {
 	for _, t := range p.taken {
 		for _, rec := range t.all {
@@ -109,7 +107,7 @@ func (p claimPlan) displacedAttachments() (all []recordedPorts) {
 	return all
 }
 
-// planFor reads the conflicts on the node and makes a plan for the requested ports.
+// planFor plans how to take the requested ports on this node.
 func planFor(host *kernel.Node, want portClaim) (claimPlan, error) {
 	have, err := readConflicts(host, want)
 	if err != nil {
@@ -118,8 +116,7 @@ func planFor(host *kernel.Node, want portClaim) (claimPlan, error) {
 	return makePlan(have, want)
 }
 
-// readConflicts reads the set elements and attachments that conflict with the requested ports. readConflicts looks up the keys of the
-// ports, and reads the records of their owners.
+// readConflicts looks up the keys of the requested ports and reads the records of their owners.
 func readConflicts(host *kernel.Node, want portClaim) (have portConflicts, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {

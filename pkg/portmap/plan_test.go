@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// TestMakePlan (F-39) checks which attachments keep a port, which attachments lose a port, and which attachments make the ADD fail. In
-// TestMakePlan, container "new" of pod shop/web-0 requests ports.
+// TestMakePlan checks who keeps a port, who loses it and who makes the ADD fail, if container "new" of pod shop/web-0 requests ports
+// (F-39).
 func TestMakePlan(t *testing.T) {
 	of := func(container, pod string) attachment.Record {
 		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: container, IfName: "eth0"}, Pod: pod}
@@ -97,8 +97,7 @@ func TestMakePlan(t *testing.T) {
 	}
 }
 
-// TestMakePlanOnce checks the plan if one attachment loses many ports. The plan must contain this attachment once, and must remove each of
-// its set elements once.
+// An attachment that loses many ports is once in the plan, and so is each of its set elements.
 func TestMakePlanOnce(t *testing.T) {
 	rec := attachment.Record{Key: attachment.Key{ContainerID: "old"}, Pod: "shop/web-0"}
 	list := portList("tcp 80 10.1.0.6:80", "tcp 81 10.1.0.6:81")
@@ -114,8 +113,7 @@ func TestMakePlanOnce(t *testing.T) {
 	}
 }
 
-// TestStalePlan checks a plan that is outdated, because another program has added or removed an element in the meantime. The old plan must
-// fail without taking a port, and the plan of a repeated ADD must succeed.
+// A plan that is outdated by another program fails without taking a port; the plan of a repeated ADD succeeds.
 func TestStalePlan(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -142,7 +140,7 @@ func containers(all []recordedPorts) string {
 	return strings.Join(out, " ")
 }
 
-// nameElements returns the name of the set and the port of each set element.
+// nameElements returns the set and port of each element.
 func nameElements(elements []nft.Element) string {
 	var out []string
 	for _, e := range elements {

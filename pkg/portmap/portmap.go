@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package portmap forwards ports of the node to pods. In Kubernetes, these ports are called hostPorts. Runtimes pass the hostPorts in the
-// capability portMappings. The portmap plugin can be chained after any plugin that gives the pod an address.
+// Package portmap forwards ports of the node to pods: the hostPorts of Kubernetes, which runtimes pass in the capability portMappings. It
+// can be chained after any plugin that gives the pod an address.
 package portmap
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// The type portState is the content of an attachment's record. An attachment without ports has no record.
+// portState is the content of an attachment's record. An attachment without ports has none.
 type portState struct {
 	Backend    string         `json:"backend"`
 	Ports      []ports.Port   `json:"ports"`
@@ -28,7 +28,7 @@ type portState struct {
 	Unfinished bool           `json:"unfinished,omitempty"` // the ADD has not finished
 }
 
-// The type iptablesRules holds the settings from which the iptables backend can write an attachment's rules again.
+// iptablesRules holds what the iptables backend needs to rewrite an attachment's rules.
 type iptablesRules struct {
 	Pod          []netip.Prefix `json:"pod"`
 	MarkBit      int            `json:"markBit"`
@@ -42,18 +42,17 @@ func (of iptablesRules) forPod(pod []netip.Prefix) *iptablesRules {
 	return &of
 }
 
-// portsLock is the name of the lock for the state that the pods of all networks share.
+// portsLock names the lock for the state that the pods of all networks share.
 const portsLock = "hostports"
 
-// hostPorts returns the ports of the attachment as they are stored in the hostPort table. The argument "owner" of hostPorts becomes the
-// comment of the set elements.
+// hostPorts returns the attachment's ports for the hostPort table, with owner as the comment of the set elements.
 func (st portState) hostPorts(owner string) ownedPorts {
 	return ownedPorts{Owner: owner, Bridge: st.Bridge, ByIPTables: st.Backend == "iptables", Localhost: st.Localhost, Ports: st.Ports}
 }
 
-// netnsPath returns the path of the network namespace that is stored in nf_tables. For the iptables backend, netnsPath returns "". If the
-// path is stored but the namespace does not exist, Podlace considers the attachment dead. An attachment with iptables rules must not be
-// considered dead, because its rules cannot be removed without a record.
+// netnsPath returns the path of the network namespace that is stored in nf_tables, and "" for the iptables backend. An attachment with a
+// stored path counts as dead once the namespace is gone, which must not happen to one with iptables rules, because they cannot be removed
+// without a record.
 func (st portState) netnsPath(path string) string {
 	if st.Backend == "iptables" {
 		return ""
@@ -66,12 +65,12 @@ func Plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "portmap", Chained: true, ForeignArgs: true, Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// ownerComment returns the comment of an attachment's set elements: the attachment's hash and a readable name.
+// ownerComment returns the comment of an attachment's set elements: its hash and a readable name.
 func ownerComment(key attachment.Key, pod string) string {
 	if pod == "" {
 		pod = key.ContainerID
 	}
-	// nft(8) prints comments without escaping. The comment may therefore contain only characters that are allowed in Kubernetes names.
+	// nft(8) prints comments unescaped, so only the characters of Kubernetes names are safe.
 	safe := strings.Map(func(c rune) rune {
 		if nameRune(c) || c == '.' || c == '/' {
 			return c
@@ -121,9 +120,8 @@ func check(r *plugin.Request) error {
 	return nil
 }
 
-// loadRecorded completes the state from two sources: the record that ADD wrote, and the value of route_localnet in the kernel. Some
-// attachments have no record and no owner element in nf_tables. For these attachments, loadRecorded assumes that the reference plugin
-// forwards the ports.
+// loadRecorded completes the state from the record that ADD wrote and from route_localnet in the kernel. Without a record and an owner
+// element in nf_tables, the reference plugin is assumed to forward the ports.
 func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 	old, ok, err := attachment.Checked[portState](r)
 	if err != nil {
@@ -147,8 +145,7 @@ func (st *portState) loadRecorded(r *plugin.Request, host *kernel.Node) error {
 		"'podlace reload' switches it on again")
 }
 
-// The operation STATUS fails only if every ADD would fail. Every ADD fails if the configuration is wrong, or if the backend cannot work on
-// this node. STATUS restores flushed rules.
+// status fails only if every ADD would: with a wrong configuration, or a backend that cannot work on this node. It restores flushed rules.
 func status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {

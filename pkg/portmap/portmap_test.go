@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// eachBackend runs a test once with each available backend.
+// eachBackend runs a test with each available backend.
 func eachBackend(t *testing.T, test func(testLab)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -37,7 +37,7 @@ func eachBackend(t *testing.T, test func(testLab)) {
 	}
 }
 
-// isMapped reports whether the nftables backend or the iptables backend has any state of a container.
+// isMapped reports whether either backend has state of a container.
 func (l testLab) isMapped(id string) bool {
 	l.Helper()
 	for _, line := range podElements(l.T) {
@@ -84,8 +84,7 @@ func TestAddCheckDel(t *testing.T) {
 	})
 }
 
-// TestAddAgainChanged checks that a second ADD of the same attachment replaces the ports of the first ADD, even if the second ADD uses
-// another backend.
+// A second ADD replaces the ports of the first, even with another backend.
 func TestAddAgainChanged(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -102,7 +101,7 @@ func TestAddAgainChanged(t *testing.T) {
 	})
 }
 
-// TestDelKeepsOthers checks that DEL works with any current configuration and removes only the state of its pod.
+// DEL works with any current configuration and removes only the state of its pod.
 func TestDelKeepsOthers(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -118,8 +117,7 @@ func TestDelKeepsOthers(t *testing.T) {
 	})
 }
 
-// TestConflict checks that, with nftables, only one pod can have a port. The error of the second ADD must contain the name of the first
-// pod.
+// With nftables, only one pod can have a port; the error of the second ADD names the first pod.
 func TestConflict(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -166,7 +164,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestRouteLocalnet checks that the pod is reachable through the node's 127.0.0.1 if a port requires this path.
+// 127.0.0.1 of the node reaches the pod if a port requires it.
 func TestRouteLocalnet(t *testing.T) {
 	const path = "ipv4/conf/pt0/route_localnet"
 	for what, c := range map[string]struct {
@@ -229,8 +227,7 @@ func TestGC(t *testing.T) {
 	})
 }
 
-// TestStaleFlows (F-38) checks that a client that keeps sending to a UDP port reaches the pod to which the port currently belongs. The
-// client must also reach this pod after the record or the rules were lost.
+// A client that keeps sending to a UDP port reaches the pod that has it, also after the record or the rules were lost (F-38).
 func TestStaleFlows(t *testing.T) {
 	l := newLab(t)
 	t.Cleanup(func() { _ = netlink.ConntrackTableFlush(netlink.ConntrackTable) })
@@ -281,8 +278,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestLoopback6 checks that the kernel refuses a connection to a mapped port on [::1] at once. A server that listens on [::1] must stay
-// reachable.
+// A connection to a mapped port on [::1] is refused at once, while a server on [::1] stays reachable.
 func TestLoopback6(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -313,7 +309,7 @@ func TestLoopback6(t *testing.T) {
 			l.Fatal(err)
 		}
 		c.Close()
-		// A connection to an IPv6 address of the node other than [::1] reaches the pod, which does not reply in this test.
+		// Connections to other IPv6 addresses of the node reach the pod, which does not reply here.
 		if c, err := net.DialTimeout("tcp6", "[fd00:71::1]:8080", 100*time.Millisecond); err == nil || errors.Is(err, unix.ECONNREFUSED) {
 			l.Errorf("the port of another address: %v, %v, want no answer", c, err)
 		}

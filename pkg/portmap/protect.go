@@ -12,9 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// restoreFlushedProtection restores the rules that protect the node's 127.0.0.0/8 if a flush removed them while hostPorts need
-// route_localnet. ADD and DEL call it first, even if the pod has no ports. It does nothing if loopbackUsers contains no attachment and
-// Podlace did not enable route_localnet on the pod's links, or if this ADD forwards ports and therefore restores the rules itself.
+// restoreFlushedProtection restores the rules that protect 127.0.0.0/8 if a flush removed them while hostPorts need route_localnet. ADD and
+// DEL call it first, even for a pod without ports. It is a no-op if loopbackUsers has no attachment and Podlace did not enable
+// route_localnet on the pod's links, or if this ADD forwards ports and so restores the rules itself.
 func restoreFlushedProtection(r *plugin.Request, forwards bool) {
 	if used := loopbackUsed(); used && forwards || !used && !opensLoopback(r) {
 		return
@@ -24,7 +24,7 @@ func restoreFlushedProtection(r *plugin.Request, forwards bool) {
 	}
 }
 
-// tryRestoreProtection restores the rules that protect 127.0.0.0/8 if they are missing, without waiting for the lock.
+// tryRestoreProtection restores missing rules that protect 127.0.0.0/8 without waiting for the lock.
 func tryRestoreProtection(r *plugin.Request) error {
 	host, err := attachment.Host(r)
 	if err != nil {
@@ -41,7 +41,7 @@ func tryRestoreProtection(r *plugin.Request) error {
 	return restoreProtection(host, r.Log)
 }
 
-// restoreRecordedLoopback passes the hashes of all recorded attachments to restoreLoopback.
+// restoreRecordedLoopback calls restoreLoopback with the hashes of all recorded attachments.
 func restoreRecordedLoopback(host *kernel.Node) error {
 	records, err := attachment.AllOf("portmap")
 	if err != nil {
@@ -54,7 +54,7 @@ func restoreRecordedLoopback(host *kernel.Node) error {
 	return restoreLoopback(host, users)
 }
 
-// opensLoopback reports whether Podlace enabled route_localnet on an interface of the node that belongs to the pod.
+// opensLoopback reports whether Podlace enabled route_localnet on a link of the node that belongs to the pod.
 func opensLoopback(r *plugin.Request) bool {
 	return r.Prev != nil && slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool {
 		return i.Sandbox == "" && loopbackOpenedOn(i.Name)

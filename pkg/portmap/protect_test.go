@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The type changeLog is a log writer that calls a function after each change of the system.
+// changeLog is a log writer that calls a function after each change of the system.
 type changeLog func(line string)
 
 func (f changeLog) Write(line []byte) (int, error) {
@@ -33,7 +33,7 @@ func (f changeLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// runAdmin runs the commands that an administrator would run. If the program of a command is not installed, runAdmin skips the test.
+// runAdmin runs commands of an administrator, or skips the test if one is not installed.
 func runAdmin(t *testing.T, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
@@ -49,8 +49,7 @@ func runAdmin(t *testing.T, commands ...string) {
 	}
 }
 
-// TestProtectedThroughout (S-07) checks that ADD and Restore first protect 127.0.0.0/8 from the pods and then enable route_localnet. DEL
-// must remove the rules that protect 127.0.0.0/8 last.
+// ADD and Restore protect 127.0.0.0/8 from the pods before they enable route_localnet; DEL removes the protection last (S-07).
 func TestProtectedThroughout(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
@@ -95,8 +94,7 @@ func TestProtectedThroughout(t *testing.T) {
 	})
 }
 
-// TestNotOnUplink checks a pod behind the link of the default route. The network of that link must not get access to the node's 127.0.0.1.
-// A pod behind a bridge may be reachable through the node's 127.0.0.1.
+// Behind the link of the default route, a pod's network must not reach 127.0.0.1 of the node; 127.0.0.1 may reach a pod behind a bridge.
 func TestNotOnUplink(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pt1"}, PeerName: "pt2"}
@@ -137,9 +135,8 @@ func openTo127(snapshot string) (open []string) {
 	return open
 }
 
-// TestCheckDetectsReach (C-63) checks that CHECK fails if the rules for pods on the same bridge or for 127.0.0.1 are missing. If the record
-// of an attachment is lost, DEL finds the ports through an element of the set "owners". CHECK must also fail if the element of the set
-// "owners" is missing.
+// CHECK fails without the rules for pods on the same bridge or for 127.0.0.1, and without the element in "owners", through which DEL finds
+// the ports if the record is lost (C-63).
 func TestCheckDetectsReach(t *testing.T) {
 	l := newLab(t)
 	for command, says := range map[string]string{
@@ -159,8 +156,8 @@ func TestCheckDetectsReach(t *testing.T) {
 	}
 }
 
-// TestProtectedAfterLossAndFlush removes the records and the rules while route_localnet is enabled. The next ADD or DEL for a pod on that
-// bridge must restore the rules that protect 127.0.0.0/8, even if this pod has no ports.
+// If records and rules are lost while route_localnet is on, the next ADD or DEL on that bridge restores the protection of 127.0.0.0/8, even
+// for a pod without ports.
 func TestProtectedAfterLossAndFlush(t *testing.T) {
 	none := []any{"runtimeConfig", nil, "prevResult",
 		object{"cniVersion": "1.1.0", "interfaces": []any{object{"name": "pt0"}, object{"name": "eth0", "sandbox": "/x"}},

@@ -11,10 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delReference removes the rules of an attachment without a record. Either the reference plugin wrote these rules, or Podlace wrote
-// iptables rules in the same format. Most pods have no ports and therefore no record, so delReference should not look for rules of every
-// pod. Like the reference plugin, delReference looks for rules only if the runtime passes ports to DEL. If the last argument is true,
-// delReference always looks for rules.
+// delReference removes the rules of an attachment without a record, which the reference plugin or Podlace's iptables backend wrote. Most
+// pods have no ports and so no record. Like the reference plugin, it therefore looks for rules only if the runtime passes ports to DEL, or
+// if hadPorts is set.
 func delReference(r *plugin.Request, hadPorts bool) error {
 	if !hadPorts && !requestsPorts(r) {
 		return nil
@@ -22,7 +21,7 @@ func delReference(r *plugin.Request, hadPorts bool) error {
 	return asReference(r).Remove()
 }
 
-// requestsPorts reports whether the runtime passes ports to DEL. requestsPorts also returns true for an invalid list of ports.
+// requestsPorts reports whether the runtime passes ports to DEL, even an invalid list.
 func requestsPorts(r *plugin.Request) bool {
 	var conf struct {
 		Runtime struct {
@@ -42,10 +41,8 @@ func asReference(r *plugin.Request) reference.Portmap {
 	return reference.Portmap(ref)
 }
 
-// madeByReference checks whether the reference plugin forwards the ports of an attachment that has no record. The result of madeByReference
-// is the backend with which the reference plugin forwards the ports of the attachment. If the reference plugin does not forward these
-// ports, madeByReference returns "". The iptables rules of the reference plugin are equal to the rules of Podlace, so madeByReference only
-// checks that these rules exist.
+// madeByReference returns the backend with which the reference plugin forwards the ports of an attachment without a record, or "". Its
+// iptables rules equal those of Podlace, so it is enough that they exist.
 func madeByReference(r *plugin.Request, list []ports.Port) (backend string, err error) {
 	if attachment.Recorded(r) {
 		return "", nil

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// The type recordedPorts is an attachment with ports that was read from its record.
+// recordedPorts is an attachment with ports, read from its record.
 type recordedPorts struct {
 	attachment.Record
 	portState
@@ -31,9 +31,8 @@ func (rec recordedPorts) wantedPorts() ownedPorts {
 	return ports
 }
 
-// Restore restores the hostPorts of all attachments of the node from their records, for example after a flush of the rules. Restore also
-// restores the rules that protect the node's 127.0.0.0/8, or removes them if no attachment needs them. Restore changes only missing or
-// wrong state.
+// Restore restores the hostPorts of all attachments from their records, for example after a flush, and the rules that protect 127.0.0.0/8;
+// it removes these if no attachment needs them. Only missing or wrong state changes.
 func Restore(host *kernel.Node, log *slog.Logger) error {
 	return restoreAll(host, log, attachment.Waiting)
 }
@@ -69,8 +68,8 @@ func inUse(host *kernel.Node) (bool, error) {
 	return LoopbackOpen(host)
 }
 
-// restorePorts is the part of restoreAll for a caller that already holds the lock, such as an ADD that found the rules missing. If
-// restorePorts cannot restore one attachment, it continues with the other attachments.
+// restorePorts is the part of restoreAll under the lock, for example for an ADD that found the rules missing. An attachment that cannot be
+// restored does not stop the others.
 func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, locks attachment.Locker) error {
 	var errs []error
 	if loopbackUsed() {
@@ -91,13 +90,13 @@ func restorePorts(host *kernel.Node, all []recordedPorts, log *slog.Logger, lock
 	changed, err := restoreIPTables(all, locks == attachment.Waiting, log)
 	errs = append(errs, locks.Tolerate(err))
 	if lacked || changed {
-		// While the rules were missing, packets of clients created connection tracking entries that lead to the node itself.
+		// Without the rules, packets of clients created conntrack entries to the node itself.
 		endFlows(host, flows)
 	}
 	return errors.Join(errs...)
 }
 
-// ignoreNoNFT returns nil for the error that the kernel has no nftables, because such a kernel has no rules to restore.
+// ignoreNoNFT drops the error of a kernel without nftables, which has no rules to restore.
 func ignoreNoNFT(err error) error {
 	if nft.Unsupported(err) {
 		return nil
@@ -105,13 +104,12 @@ func ignoreNoNFT(err error) error {
 	return err
 }
 
-// allRecorded returns all attachments with ports. The newest attachment is the first in the result.
+// allRecorded returns all attachments with ports, the newest first.
 func allRecorded() ([]recordedPorts, error) { return recordedExcept("", "") }
 
-// recordedExcept returns the same as allRecorded, but without the attachment whose key has the given hash. If two pods request the same
-// port, only the newer pod has this port in the result. If several attachments of one container request the same port, all of them have
-// this port in the result. In the result, the attachments of dead pods have no ports. The pod of the given container is an exception: it
-// keeps its ports in the result even if it is dead. A pod whose ADD has not finished has no ports in the result.
+// recordedExcept is allRecorded without the attachment of the given hash. A port that several pods request belongs to the newest of them,
+// and to all requesting attachments of its container. Pods that are dead or whose ADD has not finished have no ports, except that a dead
+// pod of the given container keeps its own.
 func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	records, err := attachment.AllOf("portmap")
 	slices.SortStableFunc(records, func(a, b attachment.Record) int { return b.Written.Compare(a.Written) })
@@ -147,8 +145,8 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	return all, err
 }
 
-// Intact reports whether the nftables rules that all pods share are complete. If no attachment needs these rules, Intact also returns true.
-// If Intact cannot read the state, it returns true. Intact reads the records only if the rules are missing.
+// Intact reports whether the shared nftables rules are complete. That also holds if no attachment needs them or their state cannot be read.
+// The records are read only if rules are missing.
 func Intact(host *kernel.Node) bool {
 	drift, err := rulesDrift(host)
 	if err != nil || drift == "" {

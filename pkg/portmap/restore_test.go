@@ -22,9 +22,9 @@ func (l testLab) withName(name string) (testLab, string) {
 	return l, "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=" + name
 }
 
-// TestClash (F-39) checks that ADD refuses a port of a live pod. The error must contain the name of the live pod, its container and its
-// age. The same port with another protocol or hostIP must cause no conflict (Kubernetes conformance: "HostPort validates that there is no
-// conflict between pods with same hostPort but different hostIP and protocol").
+// ADD refuses a port of a live pod and names this pod, its container and its age (F-39). Another protocol or hostIP is no conflict
+// (Kubernetes conformance: "HostPort validates that there is no conflict between pods with same hostPort but different hostIP and
+// protocol").
 func TestClash(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		t, backend := l.T, l.Conf["backend"].(string)
@@ -53,8 +53,8 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// TestTakeOver (F-39) checks that a new pod gets the port of a dead pod, and the port of an older pod with the same name. CHECK of the
-// older pod must return an error with the name of the pod to which the port belongs. The older pod keeps its other ports until its own DEL.
+// A new pod gets the port of a dead pod, and that of an older pod of the same name (F-39). CHECK of the older pod then names the new owner;
+// its other ports stay until its own DEL.
 func TestTakeOver(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
@@ -92,8 +92,7 @@ func (l testLab) takeOver(backend string, ask []any) {
 	other.OK(other.Call("DEL", "other"))
 }
 
-// TestDeadRange checks that a dead pod loses all its ports. The next pod can therefore get the same pod address and a port range that
-// overlaps the range of the dead pod.
+// A dead pod loses all its ports, so the next pod can have its address and an overlapping range.
 func TestDeadRange(t *testing.T) {
 	l := newLab(t)
 	ports := func(first int) (list []any) {
@@ -118,8 +117,7 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "next"))
 }
 
-// TestLostOwner checks that a live pod keeps ports that have no record. The ports of a dead pod that have no record must be removed when
-// another pod requests them, or at the next GC.
+// Without a record, a live pod keeps its ports, while those of a dead pod go at the next GC or when another pod requests them.
 func TestLostOwner(t *testing.T) {
 	l := newLab(t)
 	conflict := func(o outcome) {
@@ -164,8 +162,7 @@ func TestLostOwner(t *testing.T) {
 	}
 }
 
-// TestFlush (F-21) checks that CHECK fails after a flush of the rules. STATUS must restore all rules and succeed. The next ADD must also
-// restore all rules and succeed.
+// CHECK fails after a flush; STATUS and ADD restore all rules and succeed (F-21).
 func TestFlush(t *testing.T) {
 	kerneltest.Slow(t)
 	for what, flush := range map[string]func(t *testing.T, backend string){
@@ -216,8 +213,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestBadNeighbour (F-21) checks the case that iptables refuses the rules of one pod after a flush. Restore must restore the rules of all
-// other pods, and a new pod must get its ports.
+// If iptables refuses the rules of one pod after a flush, the others are restored and a new pod gets its ports (F-21).
 func TestBadNeighbour(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -241,7 +237,7 @@ func TestBadNeighbour(t *testing.T) {
 	bad.OK(bad.Call("DEL", "bad"))
 }
 
-// TestBadConditions (S-10) checks that ADD returns a configuration error and leaves no state if iptables rejects the conditions.
+// If iptables rejects the conditions, ADD returns a configuration error and leaves no state (S-10).
 func TestBadConditions(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -255,8 +251,7 @@ func TestBadConditions(t *testing.T) {
 	l.Fails(l.Call("ADD", "a", "backend", "iptables", "externalSetMarkChain", "NONE"), plugin.CodeConfig, "no such chain")
 }
 
-// TestLostRecord checks the case that the record of an attachment is lost or unreadable. DEL must remove all state of the attachment,
-// although DEL knows only the key of the attachment.
+// With a lost or unreadable record, DEL knows only the attachment's key, but removes all its state.
 func TestLostRecord(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
@@ -301,8 +296,8 @@ func asking(address string, ports ...any) []any {
 	return []any{"runtimeConfig", object{"portMappings": ports}, "prevResult", prevResult(address)}
 }
 
-// TestRestoreAfterTakeOver checks the case that a pod has lost a port to another pod. For any combination of backends, Restore must not
-// return the port to the pod that lost it. If two records contain the same port, Restore must still restore the ports of other pods.
+// Restore does not give a port back to the pod that lost it, whatever the backends, and two records with the same port do not stop the
+// ports of other pods.
 func TestRestoreAfterTakeOver(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
@@ -335,8 +330,8 @@ func TestRestoreAfterTakeOver(t *testing.T) {
 	})
 }
 
-// TestSharedPort checks the case that a container requests the same ports in two networks, with one or two backends. The attachment of the
-// first network must keep the ports, and CHECK must pass in both networks.
+// If a container requests the same ports in two networks, with one or two backends, the first attachment keeps them and CHECK passes in
+// both.
 func TestSharedPort(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
@@ -355,8 +350,7 @@ func TestSharedPort(t *testing.T) {
 	})
 }
 
-// TestLostProtection (S-04) checks that CHECK fails if the rules that protect the node's loopback are missing. STATUS must restore these
-// rules.
+// CHECK fails without the rules that protect the node's loopback; STATUS restores them (S-04).
 func TestLostProtection(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))
@@ -369,8 +363,7 @@ func TestLostProtection(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestFlushedChains checks the case that another program flushes only the masquerade chains. CHECK must then fail, and Restore must add the
-// rules again.
+// If only the masquerade chains are flushed, CHECK fails and Restore refills them.
 func TestFlushedChains(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {

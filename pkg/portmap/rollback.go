@@ -15,9 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// ToReference returns a list of functions that the caller must run in this order. The first functions write the reference plugin's rules
-// for an attachment's ports. The reference plugin's DEL can then remove these rules. The last functions remove the rules of Podlace. The
-// pod's addresses in the argument of ToReference must have the prefix lengths of their subnets.
+// ToReference returns functions to be run in order: the first write the reference plugin's rules for an attachment's ports, so that its DEL
+// can remove them, and the last remove those of Podlace. The addresses must have the prefix lengths of their subnets.
 func ToReference(host *kernel.Node, rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	st, err := attachment.StateOf[portState](rec)
 	if err != nil {
@@ -96,8 +95,7 @@ func EndPorts(host *kernel.Node, rec attachment.Record) error {
 	return endForwarding(host, rec.Key, st, nil)
 }
 
-// withSubnets returns the target addresses of ports. Each returned address has the prefix length of its subnet. If the subnet of an address
-// is unknown, the prefix length is 32 or 128.
+// withSubnets returns the target addresses of ports with the prefix lengths of their subnets, or 32 and 128 if unknown.
 func withSubnets(list []ports.Port, addresses []netip.Prefix) (pods []netip.Prefix) {
 	for _, p := range list {
 		of := netip.PrefixFrom(p.To.Addr(), p.To.Addr().BitLen())

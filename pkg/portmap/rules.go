@@ -19,11 +19,11 @@ func HostportSchema() nft.Schema {
 	return nft.Schema{Table: nft.HostportTable, Version: 2, Build: buildHostports}
 }
 
-// hostportPriority is higher than the priority -100, at which kube-proxy translates addresses. The kernel therefore runs the chains of
-// kube-proxy first, and Services take precedence over hostPorts (CVE-2019-9946).
+// hostportPriority lets the chains of kube-proxy run first, which translates at -100, so Services take precedence over hostPorts
+// (CVE-2019-9946).
 const hostportPriority = -99
 
-// The type hostports builds the hostPort table.
+// hostports builds the hostPort table.
 type hostports struct{ nft.Ruleset }
 
 func buildHostports(r nft.Ruleset) error {
@@ -42,14 +42,13 @@ func buildHostports(r nft.Ruleset) error {
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := h.Chain(hook.name, hook.hook, hostportPriority, nftables.ChainTypeNAT)
 		if hook.hook == nftables.ChainHookOutput {
-			// A packet from ::1 never reaches a pod. With this rule, the kernel refuses the connection to [::1] at once, so the client does
-			// not wait for a reply.
+			// A packet from ::1 never reaches a pod. Thanks to this rule, the connection is refused at once instead of timing out.
 			ipv6 := nft.FamilyOf(false)
 			h.Rule(chain, slices.Concat(ipv6.Only(), []expr.Any{nft.Network(1, ipv6.Destination, ipv6.Length),
 				nft.Equal(netip.IPv6Loopback().AsSlice()),
 				&expr.Verdict{Kind: expr.VerdictReturn}})...)
 		}
-		// The hostPort rules apply only to packets for the node itself, never to forwarded traffic (CVE-2025-67499).
+		// Only packets for the node itself are forwarded, never those in transit (CVE-2025-67499).
 		h.Rule(chain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, nft.Equal(nft.Native(unix.RTN_LOCAL)),
 			&expr.Verdict{Kind: expr.VerdictJump, Chain: forward.Name})
 	}
@@ -70,7 +69,7 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	dnat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1, RegProtoMin: f.Second}
 	h.Rule(forward, slices.Concat(f.Only(), []expr.Any{nft.Network(1, f.Destination, f.Length),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second}, nft.DestinationPort(f.Third), nft.Lookup(sets["hostip_ports"]), dnat})...)
-	// For a range of ports, the port number in the pod equals the node port.
+	// In a range, the port of the pod equals that of the node.
 	same := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: 1}
 	for _, any := range []struct {
 		set *nftables.Set
@@ -81,8 +80,7 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	}
 
 	masquerade := &expr.Masq{}
-	// matchMapped matches a packet if the address at the given offset of the IP header belongs to a pod, and the client's original destination
-	// port is mapped to that pod.
+	// matchMapped matches packets whose address at offset belongs to a pod to which the client's original destination port is mapped.
 	matchMapped := func(offset uint32, set *nftables.Set) []expr.Any {
 		return []expr.Any{nft.Network(1, offset, f.Length), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.Second},
 			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: 0, Register: f.Third}, &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}}
@@ -94,8 +92,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 		}
 		h.Rule(back, slices.Concat(to("snat"), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: snat.Name}})...)
 		h.Rule(back, slices.Concat(to("masqall"), []expr.Any{masquerade})...)
-		// This rule matches the packets of a pod that connects to its own hostPort. With bridge-nf-call-iptables, the bridge itself forwards such
-		// a packet. The packet then has no incoming interface in this chain, so the rule matches the packet by its addresses.
+		// This matches a pod that connects to its own hostPort. With bridge-nf-call-iptables, the bridge forwards such a packet itself and this
+		// chain sees no incoming interface, hence the match by addresses.
 		h.Rule(snat, slices.Concat(matchMapped(f.Source, sets["snat"+suffix]), []expr.Any{masquerade})...)
 	}
 	if f.Digit == "4" {
@@ -106,8 +104,8 @@ func (h hostports) family(f nft.Family, forward, back *nftables.Chain, hairpin *
 	return nil
 }
 
-// familySets creates the sets of an address family. The set "taken" contains the ports that the iptables backend forwards. No rule uses the
-// set "taken". The ADDs of other pods read the set "taken" to find conflicts.
+// familySets creates the sets of an address family. No rule uses "taken", which contains the ports of the iptables backend: ADDs of other
+// pods read it to find conflicts.
 func (h hostports) familySets(f nft.Family) (map[string]*nftables.Set, error) {
 	target := []nftables.SetDatatype{f.Address, nftables.TypeInetService}
 	any := []nftables.SetDatatype{nftables.TypeInetProto, nftables.TypeInetService}

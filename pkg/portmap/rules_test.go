@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestRules compares the chains and rules in the kernel with golden files. The flag -update rewrites the golden files. Increase the schema
-// number after each change of the hostPort rules.
+// TestRules compares the chains and rules in the kernel with golden files, which -update rewrites. Each change of the rules needs a higher
+// schema number.
 func TestRules(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

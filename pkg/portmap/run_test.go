@@ -28,7 +28,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// testLab is a node with a connected pod. The node reaches the pod's addresses through the interface pt0.
+// testLab is a node with a pod, whose addresses it reaches through the interface pt0.
 type testLab struct {
 	kerneltest.Lab
 }
@@ -88,7 +88,7 @@ func (l testLab) chain(id string) string {
 	return podChain(attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"})
 }
 
-// recordFile returns the path of a container's record file.
+// recordFile returns the path of a container's record.
 func (l testLab) recordFile(id string) string {
 	return filepath.Join(store.Root, "net", "portmap-"+attachment.Key{Network: "net", ContainerID: id, IfName: "eth0"}.Hash())
 }

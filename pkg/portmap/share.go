@@ -13,20 +13,19 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// The type otherOwners caches the descriptions of other attachments. The key of this cache is the comment of a set element.
+// otherOwners caches descriptions of other attachments by the comment of their set elements.
 type otherOwners struct {
 	container string
 	known     map[string]otherOwner
 }
 
-// otherOwner describes another attachment. If both attachments belong to the same container, the other attachment shares its ports with
-// this attachment.
+// otherOwner describes another attachment. One of the same container shares its ports with this one.
 type otherOwner struct {
 	name   string
 	shares bool
 }
 
-// lookUp reads the record of a port's owner. lookUp reads each record only once.
+// lookUp describes a port's owner and reads each record only once.
 func (o otherOwners) lookUp(owner string) otherOwner {
 	a, ok := o.known[owner]
 	if !ok {
@@ -39,8 +38,7 @@ func (o otherOwners) lookUp(owner string) otherOwner {
 	return a
 }
 
-// describeOwner returns the name of a port's owner, with its container and creation time. The container and the creation time distinguish
-// the owner from an earlier pod with the same name.
+// describeOwner names a port's owner, with the container and creation time that tell it from an earlier pod of the same name.
 func describeOwner(rec attachment.Record, owner string) string {
 	name := "container " + rec.ContainerID
 	if rec.Pod != "" {
@@ -49,12 +47,11 @@ func describeOwner(rec attachment.Record, owner string) string {
 	return name + ", since " + rec.Written.UTC().Format(time.RFC3339)
 }
 
-// moveToHeirs takes the ports of an attachment that ends, and gives them to other attachments that requested these ports. The other
-// attachments belong to the same container in other networks, or to an older live pod with the same name. The last argument of moveToHeirs
-// contains the ports of the attachment that ends, or is nil if these ports are unknown. The caller holds portsLock.
+// moveToHeirs gives the ports of an ending attachment to others that requested them: those of the same container in other networks, or of
+// an older live pod of the same name. ending is nil if the ports are unknown. The caller holds portsLock.
 func moveToHeirs(host *kernel.Node, hash string, ending *ports.Index) error {
-	// An attachment of the same container keeps its port even if its namespace is gone. The next pod that requests this port then also
-	// removes the rules of this attachment.
+	// An attachment of the same container keeps its port even without its namespace; the next pod that requests the port also removes these
+	// rules.
 	own, _, _ := attachment.ByHash("portmap", hash) // recordedExcept reports the same error
 	all, err := recordedExcept(hash, own.ContainerID)
 	if err != nil {
@@ -81,9 +78,8 @@ func moveToHeirs(host *kernel.Node, hash string, ending *ports.Index) error {
 	return nil
 }
 
-// moveHostPorts moves ports from their owner to the attachments that request these ports, in one transaction. moveHostPorts does not change
-// ports that belong to a third attachment, or ports that no attachment requests. If the rules are missing, moveHostPorts does nothing. The
-// caller holds portsLock.
+// moveHostPorts moves ports to the attachments that request them, in one transaction. Ports of a third attachment, or that none requests,
+// stay. It is a no-op if the rules are missing. The caller holds portsLock.
 func moveHostPorts(host *kernel.Node, owner string, to []ownedPorts) error {
 	if ok, err := HostportSchema().Intact(&host.NFT); err != nil || !ok {
 		return nft.IgnoreUnsupported(err)

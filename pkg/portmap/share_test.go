@@ -18,14 +18,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// inOther returns configuration keys for a second network of the same container: the backend, and the pod's address in that network.
+// inOther returns the keys of a second network of the same container: the backend, and the pod's address there.
 func inOther(backend string, ports ...any) []any {
 	return append(asking("10.71.0.9/24", ports...), "name", "other", "backend", backend)
 }
 
-// TestPortPassesOn (F-39) checks two attachments of one container that share a hostPort. One of the two attachments ends first: through
-// DEL, through GC, or after its record was lost. The other attachment must then have the port. CHECK of the remaining attachment must pass,
-// and ADD of another pod must fail until this attachment ends.
+// If two attachments of a container share a hostPort and one ends, through DEL, GC or after its record was lost, the other has the port:
+// its CHECK passes, and ADD of another pod fails until it ends too (F-39).
 func TestPortPassesOn(t *testing.T) {
 	kerneltest.Slow(t)
 	ends := map[string]func(l testLab, first []any){
@@ -86,8 +85,7 @@ func (l testLab) passesOn(other string, ports []any, end func(l testLab, first [
 	}
 }
 
-// TestSharedAfterFlush (F-21) checks the case that two networks of a container share a port. After a flush, Restore must restore the port
-// for both attachments.
+// After a flush, a port that two networks of a container share is restored for both (F-21).
 func TestSharedAfterFlush(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for _, other := range []string{"nftables", "iptables"} {
@@ -106,9 +104,8 @@ func TestSharedAfterFlush(t *testing.T) {
 	})
 }
 
-// TestSharedInPart checks the case that a container requests a range while another network of the container has a part of this range. ADD
-// must forward the ports of the range that the other network does not have. When the attachment in the other network ends, the whole range
-// must be forwarded.
+// If another network of the container has a part of the requested range, ADD forwards the rest. The whole range is forwarded once the other
+// attachment ends.
 func TestSharedInPart(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		for what, first := range map[string][]any{"single": {port(8085, 8085, "tcp")}, "range": sequence(8070, 20)} {
@@ -142,8 +139,8 @@ func TestSharedInPart(t *testing.T) {
 	})
 }
 
-// An older pod shares a port in several networks. TestTakeOverOfShared (F-39) checks that a newer pod with the same name takes the port in
-// all these networks. No iptables rule of the older container may precede the new pod's rules.
+// If an older pod shares a port in several networks, a newer one of the same name takes it in all of them, and no iptables rule of the
+// older container precedes its own (F-39).
 func TestTakeOverOfShared(t *testing.T) {
 	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -181,8 +178,7 @@ func TestTakeOverOfShared(t *testing.T) {
 	}
 }
 
-// TestFailedTakeOver checks the case that an ADD takes a port from an older pod with the same name, and then fails. The older pod must get
-// the port back.
+// If an ADD fails after it took a port from an older pod of the same name, the older pod gets the port back.
 func TestFailedTakeOver(t *testing.T) {
 	l := newLab(t)
 	old, args := l.withName("web-0")
@@ -195,8 +191,8 @@ func TestFailedTakeOver(t *testing.T) {
 	old.OK(old.Call("DEL", "old"))
 }
 
-// TestHeirsMark checks the mark that makes DEL read the records of other pods: only elements whose port another attachment requests have
-// it, also after a flush and after the next attachment got the port.
+// The mark that makes DEL read the records of other pods is only on elements whose port another attachment requests, also after a flush and
+// after the next attachment got the port.
 func TestHeirsMark(t *testing.T) {
 	l := newLab(t)
 	marked := func(want string) {
@@ -229,7 +225,7 @@ func TestHeirsMark(t *testing.T) {
 		l.OK(l.Call("DEL", "a", keys...))
 		l.OK(l.Call("CHECK", "a", third...))
 	}
-	// No other attachment may get the port of one without the mark. DEL does not see the record that is a copy.
+	// The port of an attachment without the mark passes to no other: DEL does not see the record that is a copy.
 	record, err := os.ReadFile(alone.recordFile("b"))
 	copied := attachment.Key{Network: alone.Conf["name"].(string), ContainerID: "copy", IfName: "eth0"}
 	file := filepath.Join(filepath.Dir(alone.recordFile("b")), "portmap-"+copied.Hash())
@@ -246,8 +242,7 @@ func TestHeirsMark(t *testing.T) {
 	l.OK(l.Call("DEL", "a", third...))
 }
 
-// TestSharedWithTheDead checks the case that two networks of a dead container share a hostPort. After DEL in one network, the rules of the
-// other network must not block the next pod that requests the port.
+// If two networks of a dead container share a hostPort, DEL in one leaves no rules of the other that block the next pod.
 func TestSharedWithTheDead(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		second := inOther(l.Conf["backend"].(string), port(8080, 80, "tcp"))

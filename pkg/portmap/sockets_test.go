@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// openListener opens a listening socket. The arguments of openListener are, for example, "tcp4" and "127.0.0.1:8080".
+// openListener opens a listening socket, for example with "tcp4" and "127.0.0.1:8080".
 func openListener(t testing.TB, network, address string, options ...int) {
 	t.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -57,8 +57,7 @@ func used(t testing.TB, ports ...string) string {
 	return strings.Join(names, " ")
 }
 
-// TestListening (F-40, S-27) checks that listeningPorts finds listening sockets in both address families if a hostPort would take their
-// port.
+// listeningPorts finds listening sockets of both families whose port a hostPort would take (F-40, S-27).
 func TestListening(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	for i, x := range []struct {
@@ -77,7 +76,7 @@ func TestListening(t *testing.T) {
 		{"tcp6", "[fd00::1]:PORT", nil, []string{"tcp PORT [fd00::5]:80", "tcp [fd00::2]:PORT [fd00::5]:80", "tcp [fd00::1]:PORT [fd00::5]:80"},
 			"tcp PORT>fd00::5 tcp [fd00::1]:PORT>fd00::5"},
 		{"tcp4", "10.1.0.1:PORT", []int{unix.SO_REUSEPORT}, []string{"tcp PORT 10.1.0.5:80"}, "tcp PORT>10.1.0.5"},
-		// The node does not have the following hostIP yet.
+		// The node does not have these hostIPs yet.
 		{"tcp4", "0.0.0.0:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, "tcp 192.0.2.77:PORT>10.1.0.5"},
 		{"tcp6", "[::]:PORT", nil, []string{"tcp [fd77::1]:PORT [fd00::5]:80"}, "tcp [fd77::1]:PORT>fd00::5"},
 		{"tcp4", "10.1.0.1:PORT", nil, []string{"tcp 192.0.2.77:PORT 10.1.0.5:80"}, ""},
@@ -106,8 +105,7 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// openConnection opens a connection from a port of the node. If the last argument of openConnection is true, the node's side then closes
-// the connection. The socket of the node then stays in the state TIME_WAIT.
+// openConnection opens a connection from a port of the node. With closed, the node's side then closes it and stays in TIME_WAIT.
 func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Helper()
 	dialer := net.Dialer{Timeout: 5 * time.Second}
@@ -127,7 +125,7 @@ func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Cleanup(func() { c.Close() })
 }
 
-// TestListeningLeftOver checks that listeningPorts ignores a port that only an open connection or a connection in the state TIME_WAIT uses.
+// listeningPorts ignores a port that only an open connection or one in TIME_WAIT uses.
 func TestListeningLeftOver(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	openListener(t, "tcp", ":2100")
@@ -146,8 +144,7 @@ func TestListeningLeftOver(t *testing.T) {
 			t.Errorf("%+v: %s", x, got)
 		}
 	}
-	// In the following case, a server has ended while one client is still connected. Another client has just disconnected. A second server
-	// listens on another address.
+	// A server has ended with one client still connected and another just gone; a second server listens on another address.
 	l, err := net.Listen("tcp4", "127.0.0.1:2300")
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +168,7 @@ func TestListeningLeftOver(t *testing.T) {
 	}
 }
 
-// TestListeningMany checks that, for any number of ports, listeningPorts is fast and finds the only listening socket.
+// Among any number of ports, listeningPorts quickly finds the only listening socket.
 func TestListeningMany(t *testing.T) {
 	newNode(t, "10.1.0.1/24", "fd00::1/64")
 	openListener(t, "tcp", ":3150")

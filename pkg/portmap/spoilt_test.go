@@ -9,8 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestSpoiltSocket checks the case that a failed request leaves unread replies in the netlink socket. The next request must not use these
-// unread replies.
+// Unread replies that a failed request left in the netlink socket do not reach the next one.
 func TestSpoiltSocket(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)

@@ -19,9 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusNeverWaits (C-72) checks the case that the rules are flushed while another process holds the lock of the ports. STATUS must
-// succeed at once, without restoring the rules, and must log only the durations of its phases. The next STATUS must restore the rules and
-// log the restore.
+// If the rules are flushed while another process holds the lock of the ports, STATUS succeeds at once without restoring them, and logs only
+// the durations of its phases. The next STATUS restores the rules and logs that (C-72).
 func TestStatusNeverWaits(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))
@@ -69,7 +68,7 @@ func TestStatusNeverWaits(t *testing.T) {
 	})
 }
 
-// TestGCRestores (F-21) checks that GC restores any rules that were flushed, and logs the restore once.
+// GC restores any flushed rules and logs it once (F-21).
 func TestGCRestores(t *testing.T) {
 	kerneltest.Slow(t)
 	eachBackend(t, func(l testLab) {
@@ -103,8 +102,8 @@ func TestGCRestores(t *testing.T) {
 	})
 }
 
-// TestStatusTellsLastingFaultOnce (C-72) checks the case that Podlace cannot restore the rules because another program's chain is missing.
-// Repeated STATUS calls must log the fault only once. GC runs rarely, so GC must log the fault each time.
+// If rules cannot be restored because another program's chain is missing, repeated STATUS calls log it once, but each of the rare GCs does
+// (C-72).
 func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l := newLab(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -137,8 +136,7 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 	l.OK(l.Call("DEL", "a"))
 }
 
-// TestStatusStartsNothing (F-21) checks STATUS with the iptables backend. STATUS must start no program to find out whether the rules are
-// intact.
+// With the iptables backend, STATUS starts no program to find out whether the rules are intact (F-21).
 func TestStatusStartsNothing(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// ownedBy returns the set elements that exist in the kernel and still belong to the attachment. On a kernel without nftables, ownedBy
-// returns none.
+// ownedBy returns the set elements in the kernel that still belong to the attachment: none without nftables.
 func ownedBy(host *kernel.Node, h ownedPorts) (own []nft.Element, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err == nil {
@@ -28,12 +27,11 @@ func ownedBy(host *kernel.Node, h ownedPorts) (own []nft.Element, err error) {
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != ownerHash(h.Owner) }), nft.IgnoreUnsupported(err)
 }
 
-// maxAsked is the maximum length of a port range for which conflictingElements looks up each port. For a longer range of ports,
-// conflictingElements reads all ports of the node.
+// maxAsked is the longest port range that conflictingElements looks up port by port. For a longer one, it reads all ports of the node.
 const maxAsked = 2000
 
-// conflictingElements returns the elements in the kernel that conflict with the ports of an attachment. The conflicting elements are
-// elements with the same keys, and elements for the same ports in other sets.
+// conflictingElements returns the elements in the kernel with the keys of an attachment's ports, and those for the same ports in other
+// sets.
 func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([]nft.Element, error) {
 	ask := slices.Clone(elements)
 	whole := map[string]bool{} // sets that are read completely
@@ -72,9 +70,8 @@ func conflictingElements(t *nft.Handle, h ownedPorts, elements []nft.Element) ([
 	return uniqueElements(append(found, clashes...)), err
 }
 
-// restoreTable writes the rules again if they are missing or changed. restoreTable also adds the missing ports of all attachments. The
-// first result of restoreTable is true if any rule or port was missing. If another attachment has taken a port in the meantime, this
-// attachment keeps the port. On a kernel without nftables, the first result of restoreTable is false. The caller holds portsLock.
+// restoreTable rewrites missing or changed rules and adds the missing ports of all attachments, except ports that another attachment has
+// taken meanwhile. lacked is true if anything was missing, and always false without nftables. The caller holds portsLock.
 func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) {
 	drift, err := HostportSchema().Drift(&host.NFT)
 	if err != nil {
@@ -100,8 +97,8 @@ func restoreTable(host *kernel.Node, all []ownedPorts) (lacked bool, err error) 
 	return true, HostportSchema().Install(missing)
 }
 
-// ensureHairpin masquerades connections that enter and leave through the same link. Only the node can translate the addresses in the
-// replies of these connections. Without masquerade, the replies would bypass the node.
+// ensureHairpin masquerades connections that enter and leave through the same link, whose replies would bypass the node: only the node can
+// translate their addresses.
 func ensureHairpin(t *nft.Handle, link string) error {
 	e := hairpin(link)
 	_, ok, err := t.Get(e)
@@ -116,8 +113,7 @@ func hairpin(link string) nft.Element {
 	return nft.Element{Set: "hairpin", Key: append(nft.IfName(link), nft.IfName(link)...)}
 }
 
-// delOwnedHostPorts ends the forwarding of all ports that belong to the attachment with the given hash, and returns these ports.
-// delOwnedHostPorts reads all ports of the node.
+// delOwnedHostPorts ends the forwarding of all ports of the attachment with this hash, and returns them. It reads all ports of the node.
 func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err error) {
 	own, err := elementsOfHash(host, hash)
 	if err := nft.IgnoreUnsupported(err); err != nil {
@@ -131,7 +127,7 @@ func delOwnedHostPorts(host *kernel.Node, hash string) (gone []ports.Port, err e
 	return gone, endOwned(host, hash, anyLink, own)
 }
 
-// elementsOfHash returns all set elements that belong to the attachment with the given hash.
+// elementsOfHash returns all set elements of the attachment with this hash.
 func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -152,8 +148,7 @@ func elementsOfHash(host *kernel.Node, hash string) (own []nft.Element, err erro
 	return slices.DeleteFunc(own, func(e nft.Element) bool { return ownerHash(e.Comment) != hash }), nil
 }
 
-// endOwned deletes the set elements of an attachment. If no other attachment needs the rules that protect 127.0.0.0/8, endOwned also
-// deletes these rules.
+// endOwned deletes the set elements of an attachment, and the rules that protect 127.0.0.0/8 if no other attachment needs them.
 func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	users, last, err := closeLoopback(host, hash, link)
 	if err != nil {
@@ -177,8 +172,7 @@ func endOwned(host *kernel.Node, hash, link string, own []nft.Element) error {
 	return forgetUser(hash, users)
 }
 
-// findOwner looks for an attachment with hostPorts by the hash of the attachment's key. On a kernel without nftables, findOwner finds no
-// attachment.
+// findOwner looks for an attachment with hostPorts by the hash of its key. It finds none without nftables.
 func findOwner(host *kernel.Node, hash string) (owner portOwner, ok bool, err error) {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -201,8 +195,8 @@ func listOwners(host *kernel.Node) (owners []portOwner, err error) {
 	return owners, nft.IgnoreUnsupported(err)
 }
 
-// rulesDrift describes how the rules of hostPorts differ from those in the kernel, with those that protect the node's 127.0.0.0/8 if an
-// attachment needs them.
+// rulesDrift describes how the hostPort rules differ from those in the kernel, and the rules that protect 127.0.0.0/8 if an attachment
+// needs them.
 func rulesDrift(host *kernel.Node) (string, error) {
 	drift, err := HostportSchema().Drift(&host.NFT)
 	if err != nil || drift != "" || !loopbackUsed() {
@@ -211,8 +205,8 @@ func rulesDrift(host *kernel.Node) (string, error) {
 	return loopbackSchema().Drift(&host.NFT)
 }
 
-// rulesIntact reports whether the hostPort rules exist. If an attachment needs the rules that protect the node's 127.0.0.0/8, rulesIntact
-// also requires these rules. ADD uses rulesIntact because it is quick: it only compares the number of rules.
+// rulesIntact reports whether the hostPort rules exist, and those that protect 127.0.0.0/8 if an attachment needs them. It is quick, for
+// ADD, because it only compares the number of rules.
 func rulesIntact(host *kernel.Node) (bool, error) {
 	if ok, err := HostportSchema().Intact(&host.NFT); !ok || err != nil {
 		return false, err
@@ -223,9 +217,8 @@ func rulesIntact(host *kernel.Node) (bool, error) {
 	return loopbackSchema().Intact(&host.NFT)
 }
 
-// checkHostPorts returns nil if each port is forwarded to the pod, and belongs to the attachment or to another attachment that shares the
-// port. If a port is wrong, checkHostPorts returns an error with the code plugin.CodeStateDiffers. The last argument of checkHostPorts
-// caches the names of other owners of ports.
+// checkHostPorts fails with plugin.CodeStateDiffers unless each port is forwarded to the pod and belongs to the attachment, or to another
+// one that shares it. by caches the names of other owners.
 func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	t, err := host.NFT.Open(nft.HostportTable)
 	if err != nil {
@@ -251,7 +244,7 @@ func checkHostPorts(host *kernel.Node, h ownedPorts, by otherOwners) error {
 	return checkShadows(t, h, by)
 }
 
-// checkElements compares each set element of the attachment in the kernel with the expected element.
+// checkElements compares each set element of the attachment in the kernel with the expected one.
 func checkElements(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	want := h.elements()
 	found, err := t.Find(want)
@@ -290,8 +283,8 @@ const (
 	reloadHint = "'podlace reload' brings it back"
 )
 
-// lostPorts returns the error for the first missing set element. If another attachment shares a port and has a set element for this port,
-// the port is not missing.
+// lostPorts returns the error for the first missing set element. A port is not missing if another attachment shares it and has an element
+// for it.
 func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwners) error {
 	if len(missing) == 0 {
 		return nil
@@ -321,8 +314,7 @@ func lostPorts(t *nft.Handle, h ownedPorts, missing []nft.Element, by otherOwner
 	return nil
 }
 
-// checkShadows returns an error if another backend forwards the same port to another pod. The rules of the other backend run before the
-// nftables rules.
+// checkShadows fails if another backend forwards the same port to another pod, because its rules run before the nftables rules.
 func checkShadows(t *nft.Handle, h ownedPorts, by otherOwners) error {
 	var ask []nft.Element
 	for _, p := range ports.Singles(h.Ports) {

@@ -52,7 +52,7 @@ func addPorts(h *kernel.Node, owner, bridge string, ports []ports.Port) error {
 	return addAll(h, ownedPorts{Owner: owner, Bridge: bridge, Ports: ports})
 }
 
-// addAll creates the rules if they are missing, and then adds the ports.
+// addAll creates missing rules and then adds the ports.
 func addAll(h *kernel.Node, own ownedPorts) error {
 	log := slog.New(slog.DiscardHandler)
 	if err := ensureRules(h, log); err != nil {
@@ -146,8 +146,7 @@ func TestCheckHostPorts(t *testing.T) {
 	}
 }
 
-// TestHostPortClash checks the case that two attachments request the same port. The first attachment must keep the port, and the second
-// attachment must get no port at all.
+// If two attachments request the same port, the first keeps it and the second gets no port at all.
 func TestHostPortClash(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -167,12 +166,12 @@ func TestHostPortClash(t *testing.T) {
 	if diff := cmp.Diff(before, portElements(t)); diff != "" {
 		t.Errorf("what changed:\n%s", diff)
 	}
-	// A port with another protocol, address or address family must cause no conflict.
+	// Another protocol, address or family is no conflict.
 	kerneltest.Must(t, addPorts(h, ownerB, "kt0", portList("udp 8080 10.1.0.6:80", "udp 192.0.2.2:53 10.1.0.6:53", "tcp 443 10.1.0.6:443",
 		"tcp 8080 [fd00::6]:80")))
 }
 
-// TestReplaceOwn checks that replacing the ports of an attachment gives the same result for any previous ports.
+// Replacing an attachment's ports gives the same result whatever the previous ones were.
 func TestReplaceOwn(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -187,7 +186,7 @@ func TestReplaceOwn(t *testing.T) {
 	}
 }
 
-// TestAfterFlush checks the case that a flush of the ruleset also removes the static rules. The next ADD must write all rules again.
+// After a flush that also removed the static rules, the next ADD writes all rules again.
 func TestAfterFlush(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -217,7 +216,7 @@ func TestAfterFlush(t *testing.T) {
 	}
 }
 
-// TestTableTwice adds the first two pods at the same time, and checks that the static rules are created only once.
+// Two first pods at the same time create the static rules only once.
 func TestTableTwice(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for range 3 {
@@ -228,7 +227,7 @@ func TestTableTwice(t *testing.T) {
 	}
 }
 
-// TestSchema checks that Podlace replaces rules of another schema version, and keeps the existing ports.
+// Rules of another schema version are replaced, and the existing ports stay.
 func TestSchema(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -252,7 +251,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestRange checks that consecutive ports are stored as one set element. A range must conflict with single ports and with other ranges.
+// Consecutive ports are one set element, which conflicts with single ports and other ranges.
 func TestRange(t *testing.T) {
 	kerneltest.Slow(t)
 	kerneltest.EmptyNFT(t)
@@ -291,7 +290,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestTaken checks that the ports of the iptables backend and of the nftables backend conflict with each other, in both directions.
+// Ports of the iptables and nftables backends conflict in both directions.
 func TestTaken(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -307,8 +306,8 @@ func TestTaken(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	// A port with a hostIP does not conflict with the same port without a hostIP. If the two pods use different backends, the backend whose
-	// rules run first gets the connections to the hostIP.
+	// A port with a hostIP does not conflict with the same port without one. With two backends, connections to the hostIP go to the one whose
+	// rules run first.
 	one := "tcp 192.0.2.9:80 10.1.0.6:80"
 	kerneltest.Must(t, add(ownerB, false, one))
 	if err := checkPorts(h, ownerB, portList(one)); !isDifferent(err) || !strings.Contains(err.Error(), "has it too") {
@@ -320,8 +319,7 @@ func TestTaken(t *testing.T) {
 		add(ownerB, false, "tcp 80 10.1.0.6:80"))
 }
 
-// TestDelOwned checks the case that the ports of an attachment are unknown. delOwnedHostPorts must delete all ports of this attachment. The
-// ports of other attachments must stay.
+// delOwnedHostPorts deletes all ports of the attachment without knowing them, and no others.
 func TestDelOwned(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	h := openHost(t)
@@ -353,8 +351,7 @@ func TestDelOwned(t *testing.T) {
 	}
 }
 
-// TestTableManyPorts checks the case that the elements for a large range of ports exceed the size of a netlink message and of a socket
-// buffer.
+// The elements of a large port range exceed a netlink message and a socket buffer.
 func TestTableManyPorts(t *testing.T) {
 	if data, err := os.ReadFile("/proc/sys/net/core/wmem_max"); err == nil {
 		if limit, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil && limit < 1<<20 {

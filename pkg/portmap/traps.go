@@ -4,7 +4,7 @@ package portmap
 
 import "github.com/podlace/podlace/pkg/plugin"
 
-// Findings returns the settings that are valid but do not have the effect that their names suggest. Findings does no I/O.
+// Findings returns settings that are valid but do not do what their names suggest. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config)...)
 }

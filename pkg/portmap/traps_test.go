@@ -12,7 +12,7 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// addLog runs ADD for a container and returns the text that the plugin logs.
+// addLog runs ADD for a container and returns what the plugin logs.
 func (l testLab) addLog(id string, keys ...any) string {
 	l.Helper()
 	var log strings.Builder
@@ -21,9 +21,8 @@ func (l testLab) addLog(id string, keys ...any) string {
 	return log.String()
 }
 
-// TestMissingCapabilityIsLoggedOnce checks the case that the capability of the portmap plugin is missing or misspelt in the configuration.
-// Without the capability, the runtime passes no ports, as for a pod without ports. The first ADD must log the missing capability, and later
-// ADDs must not log it. After a change of the configuration, the next ADD must log the missing capability again.
+// If portmap's capability is missing or misspelt in the configuration, the runtime passes no ports, as for a pod without any. The first ADD
+// logs that, later ones do not, and a changed configuration is logged again.
 func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -59,7 +58,6 @@ func TestMissingCapabilityIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration checks the findings for the configuration of a single plugin.
 func TestFindingsOfConfiguration(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"capabilities":{"portMappings":true}}`:              "[]",

@@ -10,7 +10,7 @@ type Index struct {
 	ranges  []namedPort
 }
 
-// The type namedPort is a port together with the name under which it was added.
+// namedPort is a port and the name under which it was added.
 type namedPort struct {
 	Port
 	name string
@@ -30,8 +30,7 @@ func (x *Index) Add(name string, list ...Port) {
 	}
 }
 
-// Overlap reports whether a port overlaps one of the ports in the index. Overlap ignores the ports that were added under the name in the
-// last argument.
+// Overlap reports whether a port overlaps one in the index that was not added under the name except.
 func (x *Index) Overlap(p Port, except string) bool {
 	clash := func(o namedPort) bool { return o.name != except && p.Overlaps(o.Port) }
 	for port := int(p.Port); port <= int(p.End()) && len(x.singles) > 0; port++ {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ports defines the type for a port of the node that leads to a pod. The parser of the configuration, the code for the kernel's
-// rules, and several other packages use this type. Package ports does no I/O.
+// Package ports defines a port of the node that leads to a pod, for the parser of the configuration, the code for the kernel's rules, and
+// others. It does no I/O.
 package ports
 
 import (
@@ -34,7 +34,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s %d", p.Protocol, p.Port)
 }
 
-// Names joins the texts of several ports into one text. A port that exists in both address families is in this text only once.
+// Names joins the texts of several ports. One that exists in both address families appears only once.
 func Names(list []Port) string {
 	var names []string
 	for _, p := range list {
@@ -58,7 +58,7 @@ func (p Port) Number() byte {
 	return 0
 }
 
-// Address returns HostIP. If the port has no HostIP, Address returns the unspecified address of the address family.
+// Address returns HostIP, or the unspecified address of the family.
 func (p Port) Address() netip.Addr {
 	switch {
 	case p.HostIP.IsValid():
@@ -69,19 +69,18 @@ func (p Port) Address() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// End returns the last port number of the range. If the port is not a range, End is equal to Port.
+// End returns the last port number of the range, or Port if it is none.
 func (p Port) End() uint16 { return max(p.Port, p.Last) }
 
 // Is4 reports whether the port is for IPv4.
 func (p Port) Is4() bool { return p.To.Addr().Is4() }
 
-// Overlaps reports whether two ports conflict. Two ports conflict if they have the same address family, protocol and hostIP, and if they
-// have a port number in common.
+// Overlaps reports whether two ports conflict: they have the same family, protocol and hostIP, and a port number in common.
 func (p Port) Overlaps(o Port) bool {
 	return p.Is4() == o.Is4() && p.Protocol == o.Protocol && p.HostIP == o.HostIP && p.Port <= o.End() && o.Port <= p.End()
 }
 
-// OfFamily returns the ports of one address family, IPv4 or IPv6, from a list.
+// OfFamily returns the ports of one address family.
 func OfFamily(list []Port, is4 bool) (own []Port) {
 	for _, p := range list {
 		if p.Is4() == is4 {
@@ -91,7 +90,7 @@ func OfFamily(list []Port, is4 bool) (own []Port) {
 	return own
 }
 
-// Singles splits each range in a list into single ports.
+// Singles splits ranges into single ports.
 func Singles(list []Port) (out []Port) {
 	for _, p := range list {
 		for port := int(p.Port); port <= int(p.End()); port++ {
@@ -106,11 +105,10 @@ func Singles(list []Port) (out []Port) {
 	return out
 }
 
-// MinRange is the minimum number of consecutive ports that become a range. Ports become a range only if the port numbers in the pod are the
-// same as on the node.
+// MinRange is the minimum number of consecutive ports, with the same numbers in the pod as on the node, that become a range.
 const MinRange = 16
 
-// Ranges replaces consecutive ports with ranges. Other ports stay unchanged.
+// Ranges replaces consecutive ports with ranges.
 func Ranges(list []Port) []Port {
 	kind := func(p Port) Port { // the common properties of a range's ports
 		p.Port, p.To = 0, netip.AddrPortFrom(p.To.Addr(), 0)

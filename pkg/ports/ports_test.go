@@ -18,7 +18,7 @@ func newPort(protocol, hostIP string, first, last uint16, pod string) Port {
 	return p
 }
 
-// TestJSON checks that the format of ports in attachment records does not change.
+// The format of ports in attachment records does not change.
 func TestJSON(t *testing.T) {
 	whole := newPort("udp", "192.0.2.1", 53, 60, "10.1.0.5")
 	whole.SNAT, whole.MasqAll = true, true
@@ -60,7 +60,7 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// TestRanges checks that MinRange or more consecutive ports become a range. Splitting this range must return the original list of ports.
+// MinRange or more consecutive ports become a range, and splitting it returns the original list.
 func TestRanges(t *testing.T) {
 	var list []Port
 	for i := range uint16(MinRange) {

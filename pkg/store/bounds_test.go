@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadFile: ReadFile follows symbolic links. ReadFile returns an error for a file that is not regular or is too large.
+// ReadFile follows symbolic links, but refuses a file that is irregular or too large.
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -60,7 +60,7 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
-// TestWriteIsBounded: Write refuses content that Read would refuse, and leaves no file.
+// Write refuses content that Read would refuse, and leaves no file.
 func TestWriteIsBounded(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -84,7 +84,7 @@ func TestWriteIsBounded(t *testing.T) {
 	}
 }
 
-// TestNoEscape: a name or a symbolic link cannot lead out of the folder.
+// No name or symbolic link leads out of the folder.
 func TestNoEscape(t *testing.T) {
 	outside := t.TempDir()
 	secret := filepath.Join(outside, "secret")

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hangTimeout ends a test that hangs. hangTimeout is much longer than the time that any operation takes.
+// hangTimeout is much longer than any operation takes.
 const hangTimeout = 20 * time.Second
 
 // irregularFiles returns functions that each create one kind of non-regular file at a path.
@@ -41,7 +41,7 @@ func irregularFiles(t *testing.T) map[string]func(path string) error {
 	}
 }
 
-// runPromptly fails the test if f() hangs.
+// runPromptly fails the test if f hangs.
 func runPromptly(t *testing.T, what string, f func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -55,8 +55,8 @@ func runPromptly(t *testing.T, what string, f func() error) error {
 	}
 }
 
-// TestIrregular: a file that is not regular never blocks an operation. Reading or locking a file that is not regular returns an error with
-// a hint. A write replaces a FIFO, a socket or a device, but it does not replace a folder. A write never follows a symbolic link.
+// An irregular file never blocks an operation. Reading or locking one is an error with a hint. A write replaces a FIFO, a socket or a
+// device, but not a folder, and never follows a symbolic link.
 func TestIrregular(t *testing.T) {
 	for kind, place := range irregularFiles(t) {
 		for what, use := range map[string]func(d *Dir) error{
@@ -86,7 +86,7 @@ func TestIrregular(t *testing.T) {
 	}
 }
 
-// TestIrregularWrite: a write replaces a file that is not regular, both at the temporary name and at the final name.
+// A write replaces an irregular file, both at the temporary and at the final name.
 func TestIrregularWrite(t *testing.T) {
 	for kind, place := range irregularFiles(t) {
 		for at, folder := range map[string]bool{tempPrefix + "f": true, "f": false} {
@@ -117,7 +117,7 @@ func TestIrregularWrite(t *testing.T) {
 	}
 }
 
-// TestNames: the function Names works only on folders.
+// Names works only on folders.
 func TestNames(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))

@@ -15,26 +15,24 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// LockTimeout is the usual maximum time to wait for a lock. LockTimeout is shorter than a container runtime's timeout for a CNI command,
-// which is a minute or more. The runtime retries the command after an error.
+// LockTimeout is the usual maximum wait for a lock. It is shorter than a runtime's timeout for a CNI command, which is a minute or more and
+// followed by a retry.
 const LockTimeout = 10 * time.Second
 
-// NodeLockTimeout is the maximum time to wait for a lock that all pods of the node need. NodeLockTimeout is longer than LockTimeout
-// because many pods can start at the same time. For example, the iptables processes of a hundred ADDs keep two CPUs busy for more than ten
-// seconds.
+// NodeLockTimeout is the maximum wait for a lock that all pods of the node need. It is longer, because many pods can start at once: for
+// example, the iptables processes of a hundred ADDs keep two CPUs busy for more than ten seconds.
 const NodeLockTimeout = 3 * LockTimeout
 
-// Lock takes an exclusive flock(2) on a file in the folder. Lock creates the file if the file does not exist. If another process still
-// holds the lock after the given time, Lock returns an error with the method Busy. With 0, Lock does not wait. Unlock or the end of the
-// process releases the lock.
+// Lock takes an exclusive flock(2) on a file in the folder, which it creates if necessary. If another process still holds it after the
+// given time, Lock returns an error with the method Busy; with 0, it does not wait. Unlock or the end of the process releases the lock.
 func (d *Dir) Lock(most time.Duration, name string, mode fs.FileMode) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		return unix.Flock(fd, map[lockAction]int{try: unix.LOCK_EX | unix.LOCK_NB, wait: unix.LOCK_EX, free: unix.LOCK_UN}[how])
 	})
 }
 
-// LockAt is like Lock, but it locks only the byte at offset (fcntl(2), open file description locks). One file therefore contains 2^63
-// locks. Separate lock files would have to be removed later, but a lock file cannot be removed safely.
+// LockAt is like Lock, but locks only the byte at offset (fcntl(2), open file description locks), so one file contains 2^63 locks. Separate
+// lock files would have to be removed later, which cannot be done safely.
 func (d *Dir) LockAt(most time.Duration, name string, mode fs.FileMode, offset int64) (*Lock, error) {
 	return d.lock(most, name, mode, func(fd int, how lockAction) error {
 		cmd, kind := unix.F_OFD_SETLK, int16(unix.F_WRLCK)
@@ -57,8 +55,8 @@ const (
 	free
 )
 
-// The method lock() opens the file and calls set() to lock the file. If the file was removed or replaced in the meantime, lock() tries
-// again, because other processes would lock the new file.
+// lock opens the file and locks it with set. If the file was replaced or removed meanwhile, it tries again, because other processes would
+// lock the new file.
 func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(fd int, how lockAction) error) (*Lock, error) {
 	defer fault.Phase("lock")()
 	deadline := time.Now().Add(most)
@@ -94,14 +92,14 @@ func (d *Dir) lock(most time.Duration, name string, mode fs.FileMode, set func(f
 	}
 }
 
-// A lockHeldError means that another process holds the lock.
+// lockHeldError means that another process holds the lock.
 type lockHeldError string
 
 func lockHeld(format string, args ...any) error { return lockHeldError(fmt.Sprintf(format, args...)) }
 
 func (e lockHeldError) Error() string { return string(e) }
 
-// Busy returns true, because a retry of the operation may succeed after the other process has released the lock.
+// Busy returns true, because a retry may succeed after the other process has released the lock.
 func (lockHeldError) Busy() bool { return true }
 
 // isHeld reports whether locking failed because another process holds the lock.
@@ -109,9 +107,8 @@ func isHeld(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(er
 
 var errLockTimeout = errors.New("held by another process")
 
-// takeWithDeadline takes the lock. takeWithDeadline waits in the kernel, because a hundred processes that poll the lock would keep a CPU
-// busy. The kernel wakes waiting processes one after the other. If takeWithDeadline returns errLockTimeout, its goroutine still waits for
-// the lock. The goroutine closes the file when the kernel grants the lock.
+// takeWithDeadline takes the lock. It waits in the kernel, which wakes the waiting one after the other; a hundred polling processes would
+// keep a CPU busy. After errLockTimeout, its goroutine still waits, and closes the file when the kernel grants the lock.
 func takeWithDeadline(f *os.File, deadline time.Time, set func(fd int, how lockAction) error) error {
 	fd := int(f.Fd())
 	err := set(fd, try)
@@ -150,8 +147,7 @@ type Lock struct {
 	free func(fd int) error
 }
 
-// Lost reports whether the lock file was removed or replaced. If the lock file was removed or replaced, another process may hold a lock
-// with the same name.
+// Lost reports whether the lock file was removed or replaced, so that another process may hold a lock with the same name.
 func (l *Lock) Lost() bool {
 	var own, there unix.Stat_t
 	if unix.Fstat(int(l.f.Fd()), &own) != nil || unix.Fstatat(int(l.dir.self.Fd()), l.name, &there, unix.AT_SYMLINK_NOFOLLOW) != nil {
@@ -160,9 +156,8 @@ func (l *Lock) Lost() bool {
 	return own.Dev != there.Dev || own.Ino != there.Ino
 }
 
-// File returns the lock file, which is open. A child process that inherits the open file also holds the lock until the child ends, even if
-// its parent is killed.
+// File returns the open lock file. A child process that inherits it holds the lock until the child ends, even if its parent is killed.
 func (l *Lock) File() *os.File { return l.f }
 
-// Unlock releases the lock. Unlock also releases the lock for child processes that inherited the file.
+// Unlock releases the lock, also for child processes that inherited the file.
 func (l *Lock) Unlock() error { return errors.Join(l.free(int(l.f.Fd())), l.f.Close()) }

@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// helperEnv is an environment variable. If the variable contains a folder, the test program holds a lock in this folder until its standard
-// input ends.
+// helperEnv makes the test program hold a lock in the folder that it names, until standard input ends.
 const helperEnv = "STORE_HELPER_DIR"
 
 func TestMain(m *testing.M) {
@@ -38,8 +37,7 @@ func holdLock(path, which string) int {
 // inheritedLock is the name that tests use for a lock that a process inherited.
 const inheritedLock = "inherited"
 
-// takeLock locks a whole file if the argument `which` is "whole". Otherwise, `which` is an offset, and takeLock locks only the byte at this
-// offset.
+// takeLock locks the whole file if which is "whole", and otherwise the byte at this offset.
 func takeLock(d *Dir, which string) (*Lock, error) {
 	if which == "whole" {
 		return d.Lock(LockTimeout, "lock", 0o600)
@@ -51,8 +49,7 @@ func takeLock(d *Dir, which string) (*Lock, error) {
 	return d.LockAt(LockTimeout, "bytes", 0o600, offset)
 }
 
-// startHolder starts a second process. The second process holds a lock until it ends. startHolder returns a function that ends the second
-// process.
+// startHolder starts a process that holds a lock until release ends it.
 func startHolder(t *testing.T, dir, which string, files ...*os.File) (release func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -77,8 +74,8 @@ func startHolder(t *testing.T, dir, which string, files ...*os.File) (release fu
 }
 
 // mustWait starts a goroutine that takes the lock, and reports whether it has to wait. A free lock may take long on a busy machine, so the
-// time until the goroutine counts as waiting is short only if "waits" says that it should. Then mustWait calls release() and checks that
-// the goroutine gets the lock.
+// time until the goroutine counts as waiting is short only if waits is set. Then mustWait calls release and checks that the goroutine gets
+// the lock.
 func mustWait(t *testing.T, d *Dir, which string, waits bool, release func()) bool {
 	t.Helper()
 	patience := hangTimeout
@@ -124,7 +121,7 @@ func TestLocksBetweenProcesses(t *testing.T) {
 	}
 }
 
-// TestLocksWithinProcess: two goroutines exclude each other in the same way as two processes.
+// Two goroutines exclude each other like two processes.
 func TestLocksWithinProcess(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		d := open(t, t.TempDir())
@@ -138,8 +135,7 @@ func TestLocksWithinProcess(t *testing.T) {
 	}
 }
 
-// TestLockInherited: a child process holds the lock of a dead parent process until the child ends. A live parent process can release the
-// lock, even for its child.
+// A child process holds the lock of its dead parent until the child ends. A live parent can release it, even for the child.
 func TestLockInherited(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		for _, unlocked := range []bool{false, true} {
@@ -164,7 +160,7 @@ func TestLockInherited(t *testing.T) {
 	}
 }
 
-// TestLockTimeout checks that the wait for a held lock ends with an error after LockTimeout.
+// The wait for a held lock ends with an error after LockTimeout.
 func TestLockTimeout(t *testing.T) {
 	for _, which := range []string{"whole", "7"} {
 		t.Run(which, func(t *testing.T) {
@@ -184,7 +180,7 @@ func TestLockTimeout(t *testing.T) {
 	}
 }
 
-// TestLockGivenUp: a process that has stopped waiting for a lock does not get the lock later.
+// A process that has stopped waiting for a lock does not get it later.
 func TestLockGivenUp(t *testing.T) {
 	d := open(t, t.TempDir())
 	release := startHolder(t, d.Path(), "whole")
@@ -216,8 +212,7 @@ func TestLockCannotBeMade(t *testing.T) {
 	}
 }
 
-// TestLockFileReplaced (F-07): the lock file is replaced while a process waits for the lock. The waiting process gets the lock of the new
-// file.
+// If the lock file is replaced while a process waits, it gets the lock of the new file (F-07).
 func TestLockFileReplaced(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {
@@ -262,7 +257,7 @@ func TestLockFileReplaced(t *testing.T) {
 	second.Unlock()
 }
 
-// TestLockWithoutWait: with a timeout of 0, a held lock causes an error, and a free lock is taken.
+// With a timeout of 0, a held lock is an error, and a free one is taken.
 func TestLockWithoutWait(t *testing.T) {
 	d, err := Open(t.TempDir())
 	if err != nil {

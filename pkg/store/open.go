@@ -16,11 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ErrIrregular means that a FIFO, a socket, a device or a symbolic link is in place of a file. If a folder is in place of the file, the
-// error is unix.EISDIR.
+// ErrIrregular means that a FIFO, a socket, a device or a symbolic link is in place of a file. For a folder, the error is unix.EISDIR.
 var ErrIrregular = errors.New("not a regular file")
 
-// irregularHint adds a hint to an error that is caused by a folder, a FIFO or another non-regular file in place of the expected file.
+// irregularHint adds a hint to an error that a folder or other irregular file in place of the expected one causes.
 func (d *Dir) irregularHint(name string, err error) error {
 	switch path := filepath.Join(d.path, name); {
 	case errors.Is(err, unix.EISDIR):
@@ -80,8 +79,8 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	return d.openFile(name, flags, mode)
 }
 
-// OpenRead opens a file or a folder for reading. The argument `flags` contains additional flags for open(2). Unlike os.Open, it does not
-// find out whether the kernel can poll the file, which takes five system calls.
+// OpenRead opens a file or a folder for reading, with additional flags for open(2). Unlike os.Open, it does not find out whether the kernel
+// can poll the file, which takes five system calls.
 func OpenRead(path string, flags int) (*os.File, error) {
 	fd, err := -1, error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {
@@ -93,7 +92,7 @@ func OpenRead(path string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Names returns the names in a folder. The argument `most` is the maximum number of names; a value less than 1 means no limit.
+// Names returns at most so many names in a folder, or all if most is less than 1.
 func Names(path string, most int) ([]string, error) {
 	f, err := OpenRead(path, unix.O_DIRECTORY)
 	if err != nil {
@@ -104,11 +103,10 @@ func Names(path string, most int) ([]string, error) {
 	return names, fault.Ignore(err, io.EOF)
 }
 
-// ReadFile is like ReadSmall with the limit of maxFile bytes. It follows symbolic links.
+// ReadFile is ReadSmall with the limit of maxFile bytes. It follows symbolic links.
 func ReadFile(path string) ([]byte, error) { return ReadSmall(path, maxFile, 0) }
 
-// ReadSmall returns the content of a regular file, or an error if it has more than the given number of bytes. The argument `flags` contains
-// additional flags for open(2).
+// ReadSmall returns the content of a regular file, or an error if it has more than most bytes. flags are additional ones for open(2).
 func ReadSmall(path string, most int64, flags int) ([]byte, error) {
 	f, err := OpenRead(path, unix.O_NONBLOCK|flags) // a FIFO must not block
 	if errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store stores small files in a state folder. The package provides atomic writes, exclusive creation of a file with its content,
-// and locks with a deadline. A name has no slash, and no symbolic link with such a name is followed, so no access leads out of the folder.
+// Package store stores small files in a state folder: it writes them atomically, creates them exclusively with their content, and has locks
+// with a deadline. A name has no slash, and no symbolic link with such a name is followed, so no access leads out of the folder.
 package store
 
 import (
@@ -22,17 +22,17 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// tempPrefix is the prefix of the names of files that are being written. List does not return files with this prefix.
+// tempPrefix begins the names of files that are being written, which List leaves out.
 const tempPrefix = ".tmp-"
 
-// maxFile is the maximum size of a file in bytes, both for reading and for writing. All versions of Podlace have the same limit, so any
-// version can read the files of any other version. For comparison, a record with 1,000 ports has 130 kB.
+// maxFile is the maximum size of a file in bytes, for reading and writing. It is the same in all versions, so each can read the files of
+// any other. For comparison, a record with 1,000 ports has 130 kB.
 const maxFile = 4 << 20
 
 // ErrTooLarge is the error for a file that has more than maxFile bytes.
 var ErrTooLarge = fmt.Errorf("larger than %d bytes", maxFile)
 
-// Root is the folder for state that must not survive a reboot of the node. The folder is on tmpfs (file-hierarchy(7)).
+// Root is the folder for state that must not survive a reboot of the node. It is on tmpfs (file-hierarchy(7)).
 const Root = "/run/podlace"
 
 // Dir is a state folder that is open.
@@ -50,7 +50,7 @@ func Open(path string) (*Dir, error) {
 	return &Dir{f, path}, nil
 }
 
-// at calls a function with the descriptor of the folder, for a file in it, until no signal interrupts the function.
+// at calls a function with the descriptor of the folder, for a file in it, until no signal interrupts the call.
 func (d *Dir) at(op, name string, call func(dir int) error) error {
 	path, err := filepath.Join(d.path, name), error(unix.EINTR)
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
@@ -145,13 +145,13 @@ func (d *Dir) content(f *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// Write replaces a file in the folder atomically. A reader sees either the old content or the new content, never a mixture. If several
-// processes may write the same file, the caller must hold a lock.
+// Write replaces a file in the folder atomically: a reader sees the old content or the new, never a mixture. If several processes may write
+// the same file, the caller must hold a lock.
 func (d *Dir) Write(name string, data []byte, mode fs.FileMode) error {
 	return d.write(name, data, mode, func(*os.File) error { return nil })
 }
 
-// WriteSync is like Write, but it waits until the data is on the disk and survives a crash of the kernel.
+// WriteSync is like Write, but waits until the data is on the disk and survives a crash of the kernel.
 func (d *Dir) WriteSync(name string, data []byte, mode fs.FileMode) error {
 	if err := d.write(name, data, mode, (*os.File).Sync); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (d *Dir) checkSize(name string, data []byte) error {
 	return nil
 }
 
-// CopySync is like WriteSync, but copies content of any size from a reader. The file gets exactly the given mode, regardless of the umask.
+// CopySync is like WriteSync, but copies content of any size from a reader. The file gets exactly this mode, regardless of the umask.
 func (d *Dir) CopySync(name string, from io.Reader, mode fs.FileMode) error {
 	err := d.replaceFile(name, mode, func(f *os.File) error {
 		_, err := io.Copy(f, from)
@@ -217,7 +217,7 @@ func (d *Dir) write(name string, data []byte, mode fs.FileMode, sync func(*os.Fi
 	})
 }
 
-// replaceFile creates a temporary file, calls fill to write its content, and renames it over the given name.
+// replaceFile creates a temporary file, which fill writes, and renames it over the given name.
 func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) error) error {
 	if err := fault.Point("write " + filepath.Join(d.path, name)); err != nil {
 		return err
@@ -238,8 +238,8 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 	return err
 }
 
-// Overwrite writes data to an existing file, or replaces a file that is not regular. A kill during the write leaves an empty or incomplete
-// file.
+// Overwrite writes data to a file in place. It creates a missing file, and replaces one that is not regular. A kill during the write
+// leaves the file empty or incomplete.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -259,8 +259,8 @@ func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Create is like Write, but if the file exists, it returns an error that matches fs.ErrExist. It writes an unnamed file and then names it
-// with link(2), so that the file and its content appear in one step, and a kill leaves no incomplete file.
+// Create is like Write, but if the file exists, it returns an error that matches fs.ErrExist. It names an unnamed file with link(2), so
+// that the file and its content appear in one step, and a kill leaves no incomplete file.
 func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -290,7 +290,7 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 	})
 }
 
-// createNamed is the implementation of Create for file systems without O_TMPFILE.
+// createNamed is Create for file systems without O_TMPFILE.
 func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])

@@ -30,7 +30,7 @@ func open(t *testing.T, path string) *Dir {
 	return d
 }
 
-// onDisk returns the content of every file in dir, with the file name as the key.
+// onDisk returns the content of every file in dir by name.
 func onDisk(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -109,13 +109,12 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// creators() returns the functions that create a file only if it does not exist.
+// creators returns the functions that create a file only if it does not exist.
 func creators(d *Dir) map[string]func(string, []byte, fs.FileMode) error {
 	return map[string]func(string, []byte, fs.FileMode) error{"unnamed": d.Create, "named": d.createNamed}
 }
 
-// TestCreateIsExclusive: many writers create a file with the same name at the same time. Exactly one writer succeeds, and its content is
-// complete from the start.
+// Of many simultaneous writers of a new file, exactly one succeeds, and its content is complete from the start.
 func TestCreateIsExclusive(t *testing.T) {
 	const writers = 16
 	path := t.TempDir()
@@ -145,7 +144,7 @@ func TestCreateIsExclusive(t *testing.T) {
 	}
 }
 
-// TestFolderForFile: if a folder is in place of a file, the error contains the name of the folder and a hint.
+// If a folder is in place of a file, the error has its name and a hint.
 func TestFolderForFile(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -164,7 +163,7 @@ func TestFolderForFile(t *testing.T) {
 	}
 }
 
-// TestWriteIsAtomic reads a file while a writer replaces the file. The content is complete in every read.
+// While a writer replaces a file, every read returns complete content.
 func TestWriteIsAtomic(t *testing.T) {
 	d := open(t, t.TempDir())
 	contents := []string{strings.Repeat("a", 8192), strings.Repeat("b", 16)}
@@ -196,7 +195,7 @@ func TestWriteIsAtomic(t *testing.T) {
 	writer.Wait()
 }
 
-// TestFailedWriteKeepsOld: after a failed write, the old content is unchanged and no other file exists.
+// A failed write leaves the old content and no other file.
 func TestFailedWriteKeepsOld(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -230,7 +229,7 @@ func TestOverwrite(t *testing.T) {
 	}
 }
 
-// TestFolderGone: each operation returns an error if the folder was deleted.
+// Each operation fails if the folder was deleted.
 func TestFolderGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	d, err := Make(path, 0o700)
@@ -260,8 +259,7 @@ func TestFolderGone(t *testing.T) {
 	}
 }
 
-// TestListRemovesStale: List removes the temporary file of a killed process once the file is old. List also removes a temporary file whose
-// time is far in the future. A change of the clock can cause such a time.
+// List removes an old temporary file of a killed process, and one with a time far in the future, which a change of the clock can cause.
 func TestListRemovesStale(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -283,7 +281,7 @@ func TestListRemovesStale(t *testing.T) {
 	}
 }
 
-// TestRemoveTakesUnfinished: Remove deletes a file and also the temporary file that a killed process left for this file.
+// Remove deletes a file and also the temporary file that a killed process left for it.
 func TestRemoveTakesUnfinished(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
@@ -304,7 +302,7 @@ func TestRemoveTakesUnfinished(t *testing.T) {
 	}
 }
 
-// TestErrorsNameTheFolder: an error contains the full path of a file, not only the name within the folder.
+// An error contains the full path of a file, not only the name within the folder.
 func TestErrorsNameTheFolder(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writable returns an error if no file can be created in a folder. Writable also returns an error if the folder is missing and cannot be
-// created. The error of Writable contains the path of the folder, or the path of the parent folder that causes the problem.
+// Writable returns an error if no file can be created in a folder, or if the folder is missing and cannot be created. The error contains
+// the path of the folder, or of the parent that is the problem.
 func Writable(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWritable: the error contains the path of the obstacle exactly once.
+// The error contains the path of the obstacle exactly once.
 func TestWritable(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")

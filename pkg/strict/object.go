@@ -21,7 +21,7 @@ const (
 	Duplicate = "duplicate key"
 )
 
-// Object reads an object: for each of its keys it calls the function of the field. It returns the places of the keys that it found, or nil
+// Object reads an object by calling the function of the field for each of its keys. It returns the places of the keys that it found, or nil
 // if the value is no object. Foreign keys are accepted but not suggested.
 func (r *Report) Object(v Value, fields Fields, foreign ...Fields) map[string]Place {
 	object, ok := as[Object](r, v)
@@ -54,7 +54,7 @@ func (r *Report) Object(v Value, fields Fields, foreign ...Fields) map[string]Pl
 	return seen
 }
 
-// Require reports a key that an object lacks. The places are the result of Object. The hint, which may be "", follows the message.
+// Require reports a key that an object lacks. places is the result of Object; hint, which may be "", follows the message.
 func (r *Report) Require(v Value, places map[string]Place, key, hint string) {
 	if _, ok := places[key]; !ok && places != nil {
 		r.Fail(v.Place, "%s is missing%s", key, hint)
@@ -73,7 +73,7 @@ func (r *Report) find(all []Fields, name string) (key string, read func(Value)) 
 	return name, nil
 }
 
-// as returns the data of a value. If the data has another type, it adds a problem.
+// as returns the data of a value, or adds a problem if it has another type.
 func as[J any](r *Report, v Value) (J, bool) {
 	data, ok := v.Data.(J)
 	if ok {
@@ -189,8 +189,8 @@ func Hint(key string, known []string) string {
 	return "known keys: " + strings.Join(known, ", ")
 }
 
-// Nearest returns the word that differs least from a key, or "" if none is within two edits. A key of up to four letters must be within one
-// edit. An edit adds, removes or replaces a letter, or swaps two. The case of letters does not matter.
+// Nearest returns the word that differs least from a key, or "" if none is within two edits, or one for a key of up to four letters. An
+// edit adds, removes or replaces a letter, or swaps two. Case does not matter.
 func Nearest(key string, words []string) string {
 	key = strings.ToLower(key)
 	for edits := 0; edits <= 2 && edits <= max(1, len(key)-3); edits++ {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package strict reads the files that people write. It parses JSON into values that know their line, column and key. A Report then checks
-// the values against the known keys and collects every fault instead of stopping at the first.
+// them against the known keys and collects every fault instead of stopping at the first.
 package strict
 
 import (
@@ -221,7 +221,7 @@ func (r *Report) ParseJSON(data []byte) (Value, bool) {
 	return p.value(root, 0)
 }
 
-// The type parser converts the tokens of valid JSON into values with their places.
+// parser converts the tokens of valid JSON into values with their places.
 type parser struct {
 	report  *Report
 	decoder *json.Decoder
@@ -241,7 +241,7 @@ func (p *parser) moveTo(offset int) {
 	p.read = max(p.read, offset)
 }
 
-// value() reads the next value, which stands at a place. It returns false if the nesting is too deep.
+// value reads the next value, which stands at a place. It returns false if the nesting is too deep.
 func (p *parser) value(at Place, depth int) (Value, bool) {
 	token, _ := p.decoder.Token()
 	open, nested := token.(json.Delim)

@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestPlaces checks the line, the column and the path of each key and item.
 func TestPlaces(t *testing.T) {
 	const text = "\n{\"é\": 1, \"list\": [\n  {\"a\": true,\n\t\"a\": null}, \"x\"], \"b c\":{}, \"\\n\": 2, \"d\":[]}\n"
 	root, ok := (&Report{File: "f"}).ParseJSON([]byte(text))
@@ -32,7 +31,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestPlacesOfLargeText checks that the time of ParseJSON is proportional to the size of the text.
+// The time of ParseJSON is proportional to the size of the text.
 func TestPlacesOfLargeText(t *testing.T) {
 	const keys, patience = 30_000, 10 * time.Second
 	var text strings.Builder
@@ -54,7 +53,7 @@ func TestPlacesOfLargeText(t *testing.T) {
 	}
 }
 
-// TestSyntax checks that a syntax error has its position and an advice.
+// A syntax error has its position and an advice.
 func TestSyntax(t *testing.T) {
 	const advice = "; put commas between keys but not after the last, and quotes around keys and strings"
 	const ends = "the text ends here: a }, a ] or a quote is missing"
@@ -105,7 +104,7 @@ func (e *example) read(r *Report, v Value) {
 	r.Require(v, keys, "number", ": want 1 to 9")
 }
 
-// TestObject checks that a reader stores what is right, and reports every fault with its key.
+// A reader stores what is right, and reports every fault with its key.
 func TestObject(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"on": true, "number": 3, "word": "blue", "entries": ["a", "b"], "any": {"k": "v"}}`: "",
@@ -138,7 +137,7 @@ f:1:74: any.k: duplicate key, first in line 1`,
 	}
 }
 
-// TestLenient checks that null and the case of keys do not matter in a lenient report, and that an unusual spelling causes a note.
+// In a lenient report, null and the case of keys do not matter, and an unusual spelling is noted.
 func TestLenient(t *testing.T) {
 	e, r := example{}, &Report{File: "f", Lenient: true}
 	root, _ := r.ParseJSON([]byte(`{"NUMBER": 3, "Word": null, "on": true}`))
@@ -150,7 +149,7 @@ func TestLenient(t *testing.T) {
 	}
 }
 
-// TestManyProblems checks that the error of a file has an end.
+// The error of a file has a limited number of lines.
 func TestManyProblems(t *testing.T) {
 	r := Report{File: "f"}
 	for line := range 150 {

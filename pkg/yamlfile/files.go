@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// A File is a file that was read.
+// File is a file that was read.
 type File struct {
 	Name string
 	Data []byte

@@ -56,13 +56,13 @@ func decodeAll(data []byte) (err error) {
 	return err
 }
 
-// The type yamlReader converts YAML nodes into values. Aliases can make a value that is much larger than the text, or endless.
+// yamlReader converts YAML nodes into values. Aliases can make one much larger than the text, or endless.
 type yamlReader struct {
 	strict.Report
 	left int // values that may still follow
 }
 
-// read() converts a node. Words are read as in YAML 1.1, which kubectl uses.
+// read converts a node. Words are read as in YAML 1.1, which kubectl uses.
 func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -101,7 +101,7 @@ func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value
 	return strict.Value{Place: at, Data: data}
 }
 
-// object() reads a mapping from its end. As in kubectl, a merge (<<) adds keys that do not follow it, and replaces those before it, which
+// object reads a mapping from its end. As in kubectl, a merge (<<) adds keys that do not follow it, and replaces those before it, which
 // become duplicates. Of a list of objects, the first with a key counts.
 func (r *yamlReader) object(n *yaml.Node, path string, depth int) (object strict.Object) {
 	later := map[string]bool{}

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// TestMerges checks that Read merges keys as kubectl does, and which of them become duplicates.
+// Keys are merged as by kubectl, which also determines the duplicates.
 func TestMerges(t *testing.T) {
 	const anchors = "a: &a {k: 1, m: 2}\nb: &b {k: 3, o: 4}\n"
 	for text, duplicates := range map[string]string{
@@ -43,7 +43,7 @@ func TestMerges(t *testing.T) {
 	}
 }
 
-// TestWords checks that Read takes the same words as kubectl for booleans, numbers and texts.
+// Booleans, numbers and texts are the same words as for kubectl.
 func TestWords(t *testing.T) {
 	for _, word := range strings.Fields("on On ON oN off Off OFF yes Yes YES no No NO y Y n N true TRUE tRUE 010 0b11 1_000 1:30 !!str|on 'yes' \"no\" no-way") {
 		word = strings.ReplaceAll(word, "|", " ")
@@ -61,7 +61,6 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestRefused checks that Read refuses what has no value.
 func TestRefused(t *testing.T) {
 	nested := func(levels int) string { return strings.Repeat("[", levels) + strings.Repeat("]", levels) }
 	for text, want := range map[string]string{
@@ -78,7 +77,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestPlaceOfKey checks that the path of a key leads back to it, whatever its letters are.
+// The path of a key leads back to it, whatever its letters are.
 func TestPlaceOfKey(t *testing.T) {
 	documents, err := Read("f", []byte("a:\n  ключ: [{é: 1}]\n"))
 	if err != nil {
