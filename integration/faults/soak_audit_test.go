@@ -130,8 +130,8 @@ func (s *soakRun) knownIdentities() map[string]bool {
 	return known
 }
 
-// nodeInventory returns the node's links, routes and rules, and the files of the state folders with their contents. nodeInventory omits
-// host-local's list of released addresses, because host-local keeps this list on purpose.
+// nodeInventory returns the node's links, routes and rules, and the files of the state folders with their contents. It omits host-local's
+// list of released addresses, because host-local keeps this list on purpose.
 func (s *soakRun) nodeInventory() string {
 	s.Helper()
 	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
@@ -201,7 +201,7 @@ func (s *soakRun) checkFiles(known map[string]bool) {
 	}
 }
 
-// checkProcesses checks that no plugin of this node is running. checkProcesses recognises plugins of this node by their mount namespace.
+// checkProcesses checks that no plugin of this node is running. It recognises plugins of this node by their mount namespace.
 func (s *soakRun) checkProcesses() {
 	s.Helper()
 	here, err := os.Readlink("/proc/self/ns/mnt")

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type soakNetwork is one pod network of the node in TestSoak.
+// soakNetwork is one pod network of the node in TestSoak.
 type soakNetwork struct {
 	name, backend   string
 	conflist        []byte
@@ -43,7 +43,7 @@ func newSoakNetwork(t *testing.T, i int, backend string) *soakNetwork {
 	return n
 }
 
-// doVerb runs a verb of the chain. doVerb starts the programs of bin/, or uses exec if exec is not nil.
+// doVerb runs a verb of the chain. It starts the programs of bin/, or uses exec if exec is not nil.
 func (n *soakNetwork) doVerb(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, valid ...types.GCAttachment) (types.Result, error) {
 	network, err := harness.OpenNetwork(n.conflist, n.cache, exec)
 	if err != nil {
@@ -52,14 +52,14 @@ func (n *soakNetwork) doVerb(verb string, rt *libcni.RuntimeConf, exec invoke.Ex
 	return network.Do(verb, rt, valid)
 }
 
-// The type podTraits contains the features that a pod requests: hostPorts and bandwidth limits.
+// podTraits contains the features that a pod requests: hostPorts and bandwidth limits.
 type podTraits struct {
 	ports  bool
 	limits harness.Rates
 }
 
-// The type podSlot is a place for one pod. When the pod of a slot ends, another pod can take the slot. The hostPort of a pod depends only
-// on the slot.
+// podSlot is a place for one pod. When the pod of a slot ends, another pod can take the slot. The hostPort of a pod depends only on the
+// slot.
 type podSlot struct {
 	slot, lives int
 	network     *soakNetwork
@@ -273,7 +273,7 @@ func (s *soakRun) runStatus() error {
 	return errors.Join(errs...)
 }
 
-// runReload runs `podlace reload`. runReload ignores an error about truncated records, because the test truncates records on purpose.
+// runReload runs `podlace reload`. It ignores an error about truncated records, because the test truncates records on purpose.
 func (s *soakRun) runReload() error {
 	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload").CombinedOutput()
 	if err != nil && strings.Contains(string(out), " cannot be read") && len(s.unreadableRecords()) > 0 {

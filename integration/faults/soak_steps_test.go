@@ -203,7 +203,7 @@ func (s *soakRun) stepCheck() bool {
 	return a != nil
 }
 
-// checkPod runs CHECK of a pod. If the pod has lost no record, a failed CHECK fails the test. checkPod reports whether CHECK succeeded.
+// checkPod runs CHECK of a pod. If the pod has lost no record, a failed CHECK fails the test. It reports whether CHECK succeeded.
 func (s *soakRun) checkPod(a *podSlot) bool {
 	s.Helper()
 	_, err := a.network.doVerb("CHECK", a.rt, nil)
@@ -266,7 +266,7 @@ func (k *timedKill) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	return nil, failed
 }
 
-// The type faultyRun describes a run of a chain in which one plugin is killed or fails.
+// faultyRun describes a run of a chain in which one plugin is killed or fails.
 type faultyRun struct {
 	exec   invoke.Exec
 	killed func() bool

@@ -36,17 +36,17 @@ func soakFlags() {
 
 func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
 
-// The type stepKind describes one kind of test step, such as "ADD again". In each round, a test performs each kind of test step a fixed
-// number of times. The function do() performs the step, and returns false if no pod was suitable for it.
+// stepKind describes one kind of test step, such as "ADD again". In each round, a test performs each kind of test step a fixed number of
+// times. The function do() performs the step, and returns false if no pod was suitable for it.
 type stepKind struct {
 	name  string
 	times int
 	do    func(*soakRun) bool
 }
 
-// The type soakRun is a node with the pods of two networks. The flag -seed determines the order of the test steps. The random decisions in
-// a test step depend only on the seed and on the number of the step. The decisions do not depend on how long earlier steps took. TestSoak
-// is therefore reproducible.
+// soakRun is a node with the pods of two networks. The flag -seed determines the order of the test steps. The random decisions in a test
+// step depend only on the seed and on the number of the step. The decisions do not depend on how long earlier steps took. TestSoak is
+// therefore reproducible.
 type soakRun struct {
 	*testing.T
 	seed     uint64

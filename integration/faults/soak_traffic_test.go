@@ -73,8 +73,8 @@ func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	return list[a.slot%len(list)]
 }
 
-// checkNeighbours checks the traffic between some pods of one bridge. checkNeighbours does not check every pair of pods, because all
-// network namespaces of a machine share one neighbour table of 1,024 entries.
+// checkNeighbours checks the traffic between some pods of one bridge. It does not check every pair of pods, because all network namespaces
+// of a machine share one neighbour table of 1,024 entries.
 func (s *soakRun) checkNeighbours() {
 	s.Helper()
 	live := s.livePods()

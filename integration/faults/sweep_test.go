@@ -26,8 +26,8 @@ const sweepBudget = 3 * time.Second
 // victimID is the container ID of the pod whose ADD or DEL is killed.
 const victimID = "sweep-victim"
 
-// The type killSweep kills a running chain at every change and between the changes, or at a sample of these points. After each kill,
-// killSweep calls the plugins as a runtime would.
+// killSweep kills a running chain at every change and between the changes, or at a sample of these points. After each kill, killSweep calls
+// the plugins as a runtime would.
 type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
@@ -43,7 +43,7 @@ type killSweep struct {
 	harness.Tally
 }
 
-// The type killCase is one test case: the verb, the point of the kill, the killed process, and the runtime's reaction to the kill.
+// killCase is one test case: the verb, the point of the kill, the killed process, and the runtime's reaction to the kill.
 type killCase struct {
 	verb   string
 	at     int
@@ -90,7 +90,7 @@ func newSweep(t *testing.T, backend string) *killSweep {
 }
 
 // settleNode makes the state of the pod that stays attached in all test cases look old, because GC ignores state that is less than one
-// second old. settleNode also creates the state that the first pod with a port shares with later pods.
+// second old. It also creates the state that the first pod with a port shares with later pods.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
@@ -143,8 +143,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	}
 }
 
-// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points at which a test can kill the verb, and the
-// estimated duration of one test case. One test case takes about twice as long as this ADD and DEL together.
+// measureVerb runs one ADD and one DEL without a kill. It returns the number of points at which a test can kill the verb, and the estimated
+// duration of one test case. One test case takes about twice as long as this ADD and DEL together.
 func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type pluginChain is a list of plugins. Each plugin gets the result of the previous plugin.
+// pluginChain is a list of plugins. Each plugin gets the result of the previous plugin.
 type pluginChain []chainStep
 
 // fullChain returns the chain of a usual node with the given backend.
@@ -59,7 +59,7 @@ func singleChains() map[string]pluginChain {
 	}
 }
 
-// The type faultWorld contains a test's chain and a pod. On the node, the chain has already run for another pod.
+// faultWorld contains a test's chain and a pod. On the node, the chain has already run for another pod.
 type faultWorld struct {
 	*testing.T
 	chain pluginChain
