@@ -137,7 +137,6 @@ func TestBadVersion(t *testing.T) {
 	})
 }
 
-// TestVersion runs VERSION of every plugin.
 func TestVersion(t *testing.T) {
 	for _, plugin := range harness.AllPlugins() {
 		t.Run(plugin, func(t *testing.T) {

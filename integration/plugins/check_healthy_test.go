@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// otherTables contains chains that resemble the chains of kube-proxy, Docker, firewalld and similar programs. Some of these chains have a
-// lower priority than Podlace's chains, some have the same priority, and some have a higher priority.
+// otherTables has chains like those of kube-proxy, Docker and firewalld, with lower, equal and higher priorities than Podlace's.
 const otherTables = `
 table ip kube-proxy {
 	chain services { ip daddr 10.96.0.10 tcp dport 53 counter accept; }

@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestAddTells compares the result of the whole chain with the state of the kernel.
 func TestAddTells(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
