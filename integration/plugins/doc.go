@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugins calls the plugins as a runtime does, with environment variables and a configuration on standard input, and checks their output
-// and their effects on the kernel's state.
+// Package plugins calls the plugins as a runtime does, with environment variables and a configuration on standard input, and checks their
+// output and their effects on the kernel's state.
 //
 //   - testdata/script has testscript scripts, one for each behaviour, whose expected output -update rewrites.
 //   - TestChain* run whole conflists through libcni in every version of the specification.

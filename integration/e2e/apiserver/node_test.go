@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type agentNode is a simulated node: a network namespace with its own state folders, in which an agent runs.
+// agentNode is a simulated node: a network namespace with its own state folders, in which an agent runs.
 type agentNode struct {
 	*controlPlane
 	name  string
@@ -152,7 +152,7 @@ func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitorWrites records changes in the kernel and in the node's files. monitorWrites returns a function that returns the recorded changes.
+// monitorWrites records changes in the kernel and in the node's files. It returns a function that returns the recorded changes.
 func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -166,7 +166,7 @@ func (n *agentNode) monitorWrites() (changes func() []string) {
 	return changes
 }
 
-// The type routeArrivals contains the times at which the kernel reported new routes on a node.
+// routeArrivals contains the times at which the kernel reported new routes on a node.
 type routeArrivals struct {
 	mu   sync.Mutex
 	at   map[netip.Prefix]time.Time // the first event
@@ -249,7 +249,7 @@ func (a *routeArrivals) readRoutes() {
 	}
 }
 
-// The type nodeExec runs CNI plugins in the namespace of a node.
+// nodeExec runs CNI plugins in the namespace of a node.
 type nodeExec struct {
 	*invoke.DefaultExec
 	node *agentNode

@@ -31,7 +31,7 @@ const (
 	within   = time.Minute
 )
 
-// The type scaleRow contains the measured values for one cluster size.
+// scaleRow contains the measured values for one cluster size.
 type scaleRow struct {
 	nodes          int
 	lists          string
@@ -44,8 +44,8 @@ type scaleRow struct {
 	load           string
 }
 
-// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, or if a restarted
-// agent changes routes or files. TestScale also fails if the agent needs more memory than the DaemonSet permits.
+// TestScale measures one agent among thousands of nodes and prints the times. It fails if routes are missing, or if a restarted agent
+// changes routes or files. It also fails if the agent needs more memory than the DaemonSet permits.
 func TestScale(t *testing.T) {
 	if *sizes == "" {
 		t.Skip("SKIPPED: no number of nodes is given; make scale measures 1,000 and 5,000")

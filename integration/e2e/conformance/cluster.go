@@ -17,14 +17,14 @@ import (
 // dnsAddresses are the addresses of the DNS server on the control plane. scripts/cluster.sh passes these addresses to the kubelets.
 const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 
-// The type testCluster contains the programs and images for the e2e tests, and for the cluster that scripts/cluster.sh starts.
+// testCluster contains the programs and images for the e2e tests, and for the cluster that scripts/cluster.sh starts.
 type testCluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
 	image, archive                                      string // the name of Podlace's image, and the file that contains the image
 }
 
-// prepareCluster builds the programs and images that are missing in the cache. prepareCluster returns an error before any build if the
-// machine cannot run a cluster.
+// prepareCluster builds the programs and images that are missing in the cache. It returns an error before any build if the machine cannot
+// run a cluster.
 func prepareCluster(ctx context.Context, cache string) (c testCluster, err error) {
 	if _, err := lastLine(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
 		return c, err
@@ -140,7 +140,7 @@ func (r runningCluster) runScript(ctx context.Context, input []byte, verb string
 	return nil
 }
 
-// startDNS starts the cluster's DNS server on the control plane. startDNS returns a function that stops the DNS server.
+// startDNS starts the cluster's DNS server on the control plane. It returns a function that stops the DNS server.
 func (r runningCluster) startDNS(ctx context.Context) (stop func(), err error) {
 	log, err := os.Create(filepath.Join(r.folder, "dns.log"))
 	if err != nil {

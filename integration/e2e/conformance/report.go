@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The type specState is the result of one Kubernetes e2e test (spec).
+// specState is the result of one Kubernetes e2e test (spec).
 type specState string
 
 const (
@@ -20,7 +20,7 @@ const (
 	notRun  specState = "not run" // by the filters of the run, or because the run ended before
 )
 
-// The type specResult contains the result of one Kubernetes e2e test (spec), with its name, reason and duration.
+// specResult contains the result of one Kubernetes e2e test (spec), with its name, reason and duration.
 type specResult struct {
 	Name   string
 	State  specState
@@ -28,13 +28,13 @@ type specResult struct {
 	Took   time.Duration
 }
 
-// The type suiteReport contains the results of all e2e tests (specs) by name. The field Trouble contains failures that belong to no spec.
+// suiteReport contains the results of all e2e tests (specs) by name. The field Trouble contains failures that belong to no spec.
 type suiteReport struct {
 	Results map[string]specResult
 	Trouble []string
 }
 
-// The type ginkgoSuite contains the fields of Ginkgo's JSON report that this program reads.
+// ginkgoSuite contains the fields of Ginkgo's JSON report that this program reads.
 type ginkgoSuite struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []ginkgoSpec

@@ -31,8 +31,7 @@ func labelFilter(mode string) string {
 	return "sig-network && !Slow && !Disruptive && Feature: isSubsetOf {" + features + "}"
 }
 
-// The type testSuite contains the path of Kubernetes' test program e2e.test, the programs that e2e.test needs, and the access to the tested
-// cluster.
+// testSuite contains the path of Kubernetes' test program e2e.test, the programs that e2e.test needs, and the access to the tested cluster.
 type testSuite struct {
 	programs, kubectl string // the folder of ginkgo and e2e.test, and a program
 	kubeconfig        string
@@ -42,8 +41,8 @@ type testSuite struct {
 	filter, focus     string
 }
 
-// runSpecs runs most e2e tests in parallel, and the tests with fixed ports one after another. runSpecs returns the results of all tests. If
-// the field focus is set, runSpecs runs only the matching tests, one after another.
+// runSpecs runs most e2e tests in parallel, and the tests with fixed ports one after another. It returns the results of all tests. If the
+// field focus is set, runSpecs runs only the matching tests, one after another.
 func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, error) {
 	if s.focus != "" {
 		return s.runPart(ctx, folder, 1, "--focus="+s.focus)

@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// The function needs() returns an error that describes a missing precondition.
+// needs returns an error that describes a missing precondition.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {
@@ -92,7 +92,7 @@ func script() string {
 	return path
 }
 
-// The function outside() starts the cluster, runs this program again in node1, and reports what remains of the cluster on the host.
+// outside starts the cluster, runs this program again in node1, and reports what remains of the cluster on the host.
 func outside() (code int, err error) {
 	dir, err := os.MkdirTemp("", "podlace-dra-")
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *cluster) runTests() int {
 	return 1
 }
 
-// The function inside() sets up the node's network and the daemon's rights, and runs the tests.
+// inside sets up the node's network and the daemon's rights, and runs the tests.
 func inside(m *testing.M) int {
 	for _, step := range []func() error{ownSys, installPlugins, becomeReady, grantRights} {
 		if err := step(); err != nil {

@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestRights: the daemon's account has exactly the rights that the daemon needs. The account can write slices only for the daemon's own
-// node and driver, and cannot write claims.
+// TestRights: the daemon's account has exactly the rights that it needs. It can write slices only for its own node and driver, and no
+// claims.
 func TestRights(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -13,7 +13,7 @@ import (
 // affinityError is the reason that the Topology Manager gives when it refuses a pod.
 const affinityError = "TopologyAffinityError"
 
-// checkAligned returns the NUMA node of the pod's CPUs and VFs. checkAligned fails the test if the CPUs and VFs are on several NUMA nodes.
+// checkAligned returns the NUMA node of the pod's CPUs and VFs. It fails the test if the CPUs and VFs are on several NUMA nodes.
 func (l *testLab) checkAligned(pod string) int {
 	l.t.Helper()
 	near, cpus := l.sameNUMA(pod, l.devicesOf(pod)), l.cpusOf(pod)

@@ -177,8 +177,8 @@ func (l *vfLab) checkVFs(name, uid string, ids ...string) {
 	}
 }
 
-// checkStarts fails the test unless a container listed the wanted interfaces at each start. checkStarts ignores an earlier start without
-// output, because the kubelet removes old logs and may kill a container before it prints a line.
+// checkStarts fails the test unless a container listed the wanted interfaces at each start. It ignores an earlier start without output,
+// because the kubelet removes old logs and may kill a container before it prints a line.
 func (l *vfLab) checkStarts(logs, want string) {
 	l.t.Helper()
 	checkWithin(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
@@ -266,8 +266,8 @@ func (l *vfLab) awaitNewSandbox(pod string, former podSandbox) {
 	})
 }
 
-// awaitRestarted waits until the pod's containers run in a new sandbox. awaitRestarted ignores restart counts, because they start at 0
-// again after the kubelet has removed the old container.
+// awaitRestarted waits until the pod's containers run in a new sandbox. It ignores restart counts, because they start at 0 again after the
+// kubelet has removed the old container.
 func (l *vfLab) awaitRestarted(pod string, former podSandbox) {
 	l.t.Helper()
 	l.awaitNewSandbox(pod, former)

@@ -16,8 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the table of source addresses in docs/CLUSTER.md")
 
-// TestSourceAddresses compares the table of docs/CLUSTER.md with the list of paths that the other tests check. TestSourceAddresses needs no
-// cluster.
+// TestSourceAddresses compares the table of docs/CLUSTER.md with the paths that the other tests check. It needs no cluster.
 func TestSourceAddresses(t *testing.T) {
 	const file, head = "../../../docs/CLUSTER.md", "| From | To | Server sees | Except |\n| --- | --- | --- | --- |\n"
 	data, err := os.ReadFile(file)

@@ -25,8 +25,7 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// eventLimit is the maximum time that the tests wait for an expected event. This timeout is long because some machines are slow. eventLimit
-// is not a performance target.
+// eventLimit is how long to wait for an event on a slow machine. It is no performance target.
 const eventLimit = 2 * time.Minute
 
 // TestClusterLife: events such as a reboot cause only unavoidable packet losses, and no ADD fails.

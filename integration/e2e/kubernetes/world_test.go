@@ -96,7 +96,7 @@ func nodePort(service string) int {
 	return map[string]int{"server1": 31001, "server2": 31002, "server3": 31003, "client1": 31004, "local1": 31005}[service]
 }
 
-// newWorld starts the pods and Services of the matrix. Servers in each pod and in the machine outside of the cluster answer with their name
+// newWorld starts the pods and Services of the matrix. Servers in each pod and in the machine outside the cluster answer with their name
 // and the client's address.
 func newWorld(t *testing.T, c *testCluster) *testWorld {
 	t.Helper()
@@ -206,8 +206,8 @@ func netnsOf(folder, address string) (string, error) {
 	return "", fmt.Errorf("no network namespace in %s has the address %s", folder, address)
 }
 
-// serveName runs a server on port 8080 for TCP and UDP until the end of the test. The server answers with the name of its pod or machine,
-// and with the client's address. After its answer, the server sends all data of a TCP connection back.
+// serveName runs a server on port 8080 for TCP and UDP until the end of the test. It answers with its pod's or machine's name and the
+// client's address, and then returns all data of a TCP connection.
 func serveName(t *testing.T, name string, p *netPlace) {
 	t.Helper()
 	var tcp net.Listener

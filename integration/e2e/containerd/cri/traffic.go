@@ -89,7 +89,7 @@ func ServeAddress(t *testing.T, netns string, addr netip.Addr) string {
 	return "http://" + l.Addr().String() + "/"
 }
 
-// Get fetches a URL from the network namespace. Get retries for 3 s, because the server of a new container does not accept connections
+// Get fetches a URL from the network namespace. It retries for 3 s, because the server of a new container does not accept connections
 // immediately.
 func Get(ctx context.Context, netns, url string) (string, error) {
 	var body string

@@ -92,8 +92,7 @@ func (z dnsZone) answerService(q dnsmessage.Question, words []string, depth int)
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// answerExternal returns the CNAME record of an ExternalName Service. answerExternal adds the records of the target if the target is in the
-// zone.
+// answerExternal returns the CNAME record of an ExternalName Service. It adds the records of the target if the target is in the zone.
 func (z dnsZone) answerExternal(q dnsmessage.Question, to string, depth int) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	target, err := dnsmessage.NewName(strings.TrimSuffix(to, ".") + ".")
 	if err != nil || depth == 0 {
