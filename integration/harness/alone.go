@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Alone is a pod with a veth pair but without a main plugin. Tests use Alone to call the bandwidth plugin without a chain. DEL of the
-// bandwidth plugin never deletes the veth pair.
+// Alone is a pod with a veth pair but no main plugin, for calls of bandwidth without a chain. DEL of bandwidth never deletes the pair.
 type Alone struct {
 	Pod          *sandbox.Pod
 	ifname, link string // interfaces of the pod side and the host side
@@ -89,9 +88,8 @@ func (a *Alone) InEffect() (Rates, error) {
 	return r, err
 }
 
-// LimitsOf returns the limits that the kernel applies to a link, and the name of the ifb device. The ingress limit of the pod is the rate
-// of the token bucket on the link. The egress limit of the pod is the rate of the token bucket on the ifb device to which the link's
-// ingress traffic is redirected.
+// LimitsOf returns the limits of a link and the name of its ifb device. The pod's ingress limit is the rate of the link's token bucket, its
+// egress limit that of the ifb device to which the link's ingress is redirected.
 func LimitsOf(name string) (r Rates, device string, err error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -145,8 +143,8 @@ func (a *Alone) Passes() error {
 	return errors.Join(errs...)
 }
 
-// Warm runs ADD and DEL of the bandwidth plugin to create the state that all pods share, and fills the neighbour tables. After Warm, the
-// link has no limit.
+// Warm runs ADD and DEL of bandwidth, which creates the state that all pods share, and fills the neighbour tables. The link then has no
+// limit.
 func (a *Alone) Warm(t testing.TB) {
 	t.Helper()
 	qdiscs := func() int {

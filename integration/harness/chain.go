@@ -29,8 +29,7 @@ func HostPort() map[string]any {
 	return Mappings(Port(8080, 80, "tcp"))
 }
 
-// ChainOf returns a conflist with bridge, host-local and masquerade. The conflist also contains portmap and bandwidth if the tested folder
-// contains these plugins.
+// ChainOf returns a conflist with bridge, host-local and masquerade, and with portmap and bandwidth if the tested folder has them.
 func ChainOf(t testing.TB, version, backend string) []byte {
 	t.Helper()
 	Need(t, "bridge", "host-local")
@@ -92,8 +91,7 @@ func Addresses(t testing.TB, result Object) []string {
 	return list
 }
 
-// ChainTraffic tests connections between the pods. ChainTraffic also tests connections to the hostPort from another pod, from the node and
-// from the pod itself.
+// ChainTraffic tests connections between the pods, and to the hostPort from another pod, the node and the pod itself.
 func ChainTraffic(t *testing.T, web, client *sandbox.Pod, addresses []string) {
 	t.Helper()
 	server, err := Serve(web, 80)

@@ -147,8 +147,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused fails the test unless the plugin failed with a complete error. The plugin's stdout must contain exactly one error document. The
-// error document must contain one of the given codes, a version, a message of limited size, and the pod's name.
+// Refused fails the test unless the plugin failed with exactly one error document on stdout, with one of the given codes, a version, a
+// message of limited size, and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {
@@ -234,8 +234,8 @@ func Encode(v any) []byte {
 	return b
 }
 
-// With returns a deep copy of the JSON object with replaced values. The arguments are pairs of a dotted path and a value. If a value is
-// nil, With removes the key. A dot in a reserved key such as cni.dev/x does not split the key.
+// With returns a deep copy with replaced values, given as pairs of a dotted path and a value. A nil value removes the key. The dot in a
+// reserved key such as cni.dev/x does not split it.
 func (o Object) With(pairs ...any) Object {
 	out := Object{}
 	d := json.NewDecoder(bytes.NewReader(Encode(o)))

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The node has the addresses NodeV4 and NodeV6. A second machine in the node's network has the addresses LANV4 and LANV6. The second
-// machine is the router of the node and has no route to pods.
+// The addresses of the node (NodeV4 and NodeV6) and of a second machine in its network (LANV4 and LANV6), which is its router and has no
+// route to pods.
 const (
 	NodeV4 = "192.0.2.1"
 	NodeV6 = "2001:db8:92::1"

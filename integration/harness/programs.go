@@ -42,7 +42,7 @@ func NeedBackend(t *testing.T, backend string) {
 	}
 }
 
-// Await calls the function ok() repeatedly until ok() returns true. Await fails the test after the timeout CallLimit.
+// Await calls the function ok() repeatedly until ok() returns true. It fails the test after the timeout CallLimit.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(CallLimit); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -52,9 +52,8 @@ func Patience(blocked bool) time.Duration {
 	return TrafficLimit
 }
 
-// Networked calls the function f in the namespace of a pod or of the host. The function f may use package net. Package net binds to ::1
-// once to find the supported address families. Networked first binds to ::1 on the host, so that package net stores the address families of
-// the host. If package net first ran in a pod whose lo is down, it would find no IPv6 support.
+// Networked calls f, which may use package net, in the namespace of a pod or the host. Package net finds the address families only once, by
+// a bind to ::1, so this happens on the host first: in a pod whose lo is down, it would find no IPv6.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
@@ -83,8 +82,8 @@ type Speaker struct {
 	udp net.PacketConn
 }
 
-// Speak starts a server at an address of a machine, or of the node if the machine is nil. If the function Ask connects or sends a datagram,
-// the server answers with the machine's name.
+// Speak starts a server at an address of a machine, or of the node if it is nil. It answers connections and datagrams of Ask with the
+// machine's name.
 func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	s := &Speaker{}
 	err := Networked(on, func() (err error) {
@@ -123,8 +122,7 @@ func speakTCP(l net.Listener, as string) {
 	}
 }
 
-// speakUDP answers each datagram that ends with "?". The answer contains the server's name and the datagram. speakUDP ignores all other
-// datagrams.
+// speakUDP answers each datagram that ends with "?" by the server's name and the datagram, and ignores others.
 func speakUDP(c net.PacketConn, as string) {
 	b := make([]byte, 1500)
 	for {
@@ -138,7 +136,7 @@ func speakUDP(c net.PacketConn, as string) {
 	}
 }
 
-// Ask returns the name of the machine that answers at an address. Ask uses a TCP connection or one UDP datagram.
+// Ask returns the name of the machine that answers at an address. It uses a TCP connection or one UDP datagram.
 func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
 	if protocol == "tcp" {
 		return Dial(from, address, limit)

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ifaProto is the number of the netlink attribute that says which program added an address. This attribute has the value kernelLinkLocal
-// for a link-local address that the kernel adds when a link comes up.
+// ifaProto is the netlink attribute that says which program added an address. It is kernelLinkLocal for a link-local address that the
+// kernel adds when a link comes up.
 const (
 	ifaProto        = 11
 	kernelLinkLocal = 3
 )
 
-// addressFlags returns the names of address flags. addressFlags does not include the flags for duplicate address detection.
+// addressFlags returns the names of address flags. It does not include the flags for duplicate address detection.
 func addressFlags() map[uint32]string {
 	return map[uint32]string{
 		unix.IFA_F_SECONDARY: "secondary", unix.IFA_F_NODAD: "nodad", unix.IFA_F_DADFAILED: "dadfailed",
@@ -71,9 +71,8 @@ func addressText(c *collector, list []attr) string {
 	return ip(c, local) + " peer " + ip(c, peer)
 }
 
-// madeByKernel reports whether the kernel itself added an address. The kernel adds a link-local address some time after a link comes up.
-// Kernels before 5.18 do not report which program added an address. On kernels before 5.18, madeByKernel compares the address with the
-// addresses that the kernel would generate.
+// madeByKernel reports whether the kernel itself added an address, as it does with a link-local one some time after a link comes up.
+// Kernels before 5.18 do not say so; there, the address is compared with those that the kernel would generate.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	addr, ok := netip.AddrFromSlice(findAttr(list, unix.IFA_ADDRESS))
 	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type attr is a single netlink attribute.
+// attr is a single netlink attribute.
 type attr struct {
 	typ  uint16
 	data []byte
@@ -50,11 +50,11 @@ func nestedAttrs(list []attr, typ uint16) []attr {
 	return inner
 }
 
-// The type schema defines how the netlink attributes of a message are formatted. An attribute that is missing in the schema is shown as raw
-// data. Snapshots therefore also compare attributes that only newer kernels have.
+// schema defines how a message's netlink attributes are formatted. Attributes that are not in it, such as those of newer kernels, are shown
+// and compared as raw data.
 type schema map[uint16]column
 
-// The type column defines how one netlink attribute is formatted. If the field "show" is nil, the snapshot does not contain the attribute.
+// column defines how one netlink attribute is formatted. If the field "show" is nil, the snapshot does not contain the attribute.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -143,8 +143,7 @@ func linkIndex(c *collector, b []byte) string {
 // treeColumn formats an attribute with treeText. A column with treeColumn in its field "show" formats the attribute in this way.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function that formats nested attributes with a schema. The field "show" of a column can contain the function that
-// schemaColumn returns.
+// schemaColumn returns a column's show function for attributes nested in a schema.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)
@@ -152,8 +151,7 @@ func schemaColumn(by schema) func(*collector, []byte) string {
 	}
 }
 
-// treeText formats data whose structure is unknown. If treeText can parse the data as nested attributes, it shows these attributes.
-// treeText shows all other data as text or as hexadecimal digits.
+// treeText formats data of unknown structure: as nested attributes if it parses as such, or else as text or hexadecimal digits.
 func treeText(b []byte) string {
 	list, whole := parseAttrs(b)
 	if !whole || len(list) == 0 || !plausible(list) {

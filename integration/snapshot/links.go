@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type link holds the properties of an interface that are needed to describe other objects, such as addresses and routes.
+// link holds the properties of an interface that are needed to describe other objects, such as addresses and routes.
 type link struct {
 	name string
 	mac  string
@@ -29,7 +29,7 @@ const (
 	filterSkipStats   = 8 // RTEXT_FILTER_SKIP_STATS
 )
 
-// flagNames returns the names of the link flags that an admin sets. flagNames omits all flags that change with the carrier.
+// flagNames returns the names of the link flags that an admin sets. It omits all flags that change with the carrier.
 func flagNames() map[uint32]string {
 	return map[uint32]string{
 		unix.IFF_UP: "up", unix.IFF_PROMISC: "promisc", unix.IFF_ALLMULTI: "allmulti", unix.IFF_NOARP: "noarp",
@@ -48,8 +48,7 @@ func names(bits uint32, of map[uint32]string) string {
 	return strings.Join(out, ",")
 }
 
-// linkSchema leaves out indexes, counters, limits of the driver, and all properties that change with the carrier. linkSchema also leaves
-// out sysctls, because these are read from /proc.
+// linkSchema leaves out indexes, counters, limits of the driver, all that changes with the carrier, and sysctls, which are read from /proc.
 func linkSchema() schema {
 	s := schema{
 		unix.IFLA_ADDRESS:     {"mac", mac},
@@ -163,8 +162,7 @@ func bridgeSchema() schema {
 	return s
 }
 
-// bridgePortSchema leaves out the port's number, state, timers and counters. bridgePortSchema also leaves out the cost, which changes with
-// the carrier.
+// bridgePortSchema leaves out the port's number, state, timers, counters and cost, which changes with the carrier.
 func bridgePortSchema() schema {
 	s := schema{}
 	for typ := uint16(1); typ <= 60; typ++ {

@@ -152,8 +152,7 @@ func (c *collector) collectSets(s *socket) error {
 	return nil
 }
 
-// collectElements uses the key of an element as the name of its record. If an element gets a new value, Diff therefore reports a change of
-// the element, not a removal and an addition.
+// collectElements names an element's record by its key, so that Diff reports a new value as a change of the element.
 func (c *collector) collectElements(s *socket, set nftObject) error {
 	body := []byte{set.family, 0, 0, 0}
 	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE, findAttr(set.attrs, unix.NFTA_SET_TABLE))
@@ -199,8 +198,7 @@ func (c *collector) collectObjects(s *socket) error {
 	return err
 }
 
-// objectSchema returns the attributes of an nftables object that a snapshot contains. For a counter, these attributes do not include the
-// counted packets and bytes.
+// objectSchema returns the attributes of an nftables object in a snapshot, without the counted packets and bytes.
 func objectSchema(kind string) schema {
 	const counter, quota = "1", "2"
 	by := schema{
@@ -265,8 +263,7 @@ func expressionText(b []byte) string {
 	return name + treeText(findAttr(list, unix.NFTA_EXPR_DATA))
 }
 
-// userdataText formats the user data of nftables objects, in which nft and libraries store comments. The user data is a list of entries
-// with a type, a length and a value.
+// userdataText formats user data of nftables objects, where nft and libraries store comments: entries of type, length and value.
 func userdataText(_ *collector, b []byte) string {
 	var out []string
 	for rest := b; len(rest) > 0; {

@@ -78,8 +78,7 @@ func (c *collector) addRoute(m []byte) {
 	c.add(name)
 }
 
-// derivedRoute reports whether the kernel added the route because of an address or an interface. For IPv6, the kernel adds such routes
-// some time after the address.
+// derivedRoute reports whether the kernel added the route for an address or interface, which for IPv6 happens some time after the address.
 func derivedRoute(m []byte, list []attr) bool {
 	if m[5] != unix.RTPROT_KERNEL {
 		return false
@@ -109,7 +108,7 @@ func orUnknown(s string) string {
 	return s
 }
 
-// nexthopsText formats the nexthops of one route. nexthopsText leaves out properties that change with the carrier.
+// nexthopsText formats the nexthops of one route. It leaves out properties that change with the carrier.
 func nexthopsText(c *collector, b []byte) string {
 	var hops []string
 	for len(b) >= sizeofRtNexthop {

@@ -25,7 +25,7 @@ const (
 	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// idleCommand is the command of the container of a pod sandbox. idleCommand waits for SIGTERM or SIGINT.
+// idleCommand is the command of the container of a pod sandbox. It waits for SIGTERM or SIGINT.
 var idleCommand = []string{"/bin/sh", "-c", `trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done`}
 
 type descriptor struct {

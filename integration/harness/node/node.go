@@ -63,8 +63,7 @@ func startNode(dir string, s nodeFiles) (*runningNode, error) {
 	return n, nil
 }
 
-// fillFolder writes the input files of node.sh, which are the image and the shipped conflist, with PODLACE_FORM=podlace-pod that of
-// podlace-pod.
+// fillFolder writes the input of node.sh: the image and the shipped conflist, with PODLACE_FORM=podlace-pod that of podlace-pod.
 func fillFolder(dir string, s nodeFiles) error {
 	shipped := conf.Default
 	if os.Getenv("PODLACE_FORM") == "podlace-pod" {

@@ -60,8 +60,7 @@ func writeInitrd(folder string, names []string, out string) error {
 	return os.WriteFile(out, a.Bytes(), 0o644)
 }
 
-// loadOrder returns the files of kernel modules in loading order: each module follows its dependencies. A module without a file is built
-// into the kernel.
+// loadOrder returns the files of kernel modules with each after its dependencies. A module without a file is built into the kernel.
 func loadOrder(folder string, names []string) (files []string, err error) {
 	data, err := os.ReadFile(filepath.Join(folder, "modules.dep"))
 	if err != nil {
