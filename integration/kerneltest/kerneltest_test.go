@@ -69,8 +69,7 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox checks the exit code and the output of Main if the sandbox cannot start. The test sets TMPDIR to a folder below /run.
-// The sandbox cannot use this folder, because the sandbox hides /run. Therefore, the sandbox does not start.
+// The sandbox cannot start with TMPDIR below /run, which it hides.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string

@@ -87,8 +87,8 @@ func Folder(t testing.TB, sysfs, address string) string {
 	return dir
 }
 
-// Set atomically replaces an attribute (a sysfs file) of a PCI function. The name of the attribute may contain subfolders, such as
-// "net/ens1f0/carrier". If the value has the form "-> target", Set creates a symlink.
+// Set atomically replaces an attribute of a PCI function, which may be in a subfolder, such as "net/ens1f0/carrier". A value "-> target"
+// makes a symlink.
 func Set(t testing.TB, sysfs, address, name, value string) {
 	t.Helper()
 	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()

@@ -26,8 +26,7 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// TestSet checks that Set can replace a file, a symlink or a folder. TestSet also checks that a concurrent reader never sees a half-written
-// attribute.
+// Set can replace a file, a symlink or a folder. A concurrent reader never sees a half-written attribute.
 func TestSet(t *testing.T) {
 	sysfs := Extract(t, "in-pods")
 	dir := Folder(t, sysfs, "0000:3b:11.0")
@@ -61,7 +60,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestRemove checks that Remove of a PF also removes its VFs. TestRemove also checks that Remove of a VF removes the PF's link to this VF.
+// TestRemove checks that Remove of a PF also removes its VFs. It also checks that Remove of a VF removes the PF's link to this VF.
 func TestRemove(t *testing.T) {
 	sysfs := Extract(t, "two-sockets")
 	Remove(t, sysfs, "0000:3b:10.2")

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// The type topology contains the numbers of NUMA nodes, PFs and VFs of a machine. Each NUMA node has the same number of network cards.
+// topology contains the numbers of NUMA nodes, PFs and VFs of a machine. Each NUMA node has the same number of network cards.
 type topology struct {
 	nodes, pfs, vfs int // pfs near each node, vfs of each PF
 	ports           int // PFs of a card
@@ -35,8 +35,7 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// The type machine describes a topology with the data types of pkg/daemon/pool and pkg/cli/kubelet. VFs are numbered in the order of their
-// PCI addresses.
+// machine is a topology in the types of pkg/daemon/pool and pkg/cli/kubelet. VFs are numbered in the order of their PCI addresses.
 type machine struct {
 	topology
 	pool   *pool.Topology
@@ -100,7 +99,7 @@ func (t topology) pfDevices(pf int) ([]pci.Device, error) {
 	return out, nil
 }
 
-// The type choiceMethod is the name of a method of choosing VFs for a pod.
+// choiceMethod is the name of a method of choosing VFs for a pod.
 type choiceMethod string
 
 const (
@@ -147,8 +146,8 @@ func (m *machine) names(vfs []int) []string {
 	return out
 }
 
-// nodeCapacity returns the number of VFs of one NUMA node that can be in use at the same time. The number may be smaller than the number of
-// VFs, because each VF needs CPUs of the same NUMA node.
+// nodeCapacity returns how many VFs of a NUMA node can be in use at once, which CPUs may limit, because each VF needs some of the same
+// node.
 func (m *machine) nodeCapacity(cpus int) int {
 	n := m.pfs * m.vfs
 	if cpus > 0 {

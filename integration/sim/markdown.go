@@ -30,8 +30,8 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// writePromise writes a sentence about requests for several VFs under the kubelet's default policy. The sentence compares Podlace with the
-// kubelet's random choice. It gives the percentage of requests whose VFs are all near one NUMA node, for each of the two methods.
+// writePromise writes which percentage of requests for several VFs, under the kubelet's default policy, gets all of them near one NUMA
+// node, with Podlace and with the kubelet's random choice.
 func (r *report) writePromise(out *strings.Builder, t topology) {
 	ours, ok := r.findRow(t, kubelet.None, choiceMethod(pool.NUMABestFit))
 	theirs, also := r.findRow(t, kubelet.None, random)

@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "write the samples of a new format, befo
 // has written such files on nodes, so no sample changes or goes.
 const newest = 1
 
-// The type sampleCase is a pod whose state files have samples.
+// sampleCase is a pod whose state files have samples.
 type sampleCase struct {
 	conflist []byte
 	caps     map[string]any

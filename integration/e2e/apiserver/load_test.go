@@ -88,8 +88,7 @@ func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 
 var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
 
-// agentLag reads the agent's metric for the delay from a change of the cluster until all routes are updated. The results are the sum of all
-// delays in seconds and the number of delays.
+// agentLag reads the agent's metric for the delay until all routes are updated: the sum in seconds, and the number of delays.
 func (n *agentNode) agentLag() (sum, count float64) {
 	n.Helper()
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {

@@ -38,8 +38,7 @@ type agentNode struct {
 	agent *testProcess
 }
 
-// createLinks creates the two links of the nodes. The namespace of the tests is the router between the links. The simulated router has no
-// routes to pods.
+// createLinks creates the nodes' two links. The tests' namespace is the router between them and has no routes to pods.
 func createLinks(t *testing.T) {
 	t.Helper()
 	harness.Shell(t, `
@@ -124,8 +123,7 @@ func (n *agentNode) awaitReady() {
 	harness.Await(n, n.name+" to be ready", func() bool { return n.nodeCommand(agentProgram(), "run", "--ready").Run() == nil })
 }
 
-// routeGateways returns the gateways of the agent's routes in the kernel. A route of type unreachable has no gateway, so its value in the
-// map is the zero value.
+// routeGateways returns the gateways of the agent's routes in the kernel. An unreachable route has the zero value.
 func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	n.Helper()
 	list = map[netip.Prefix]netip.Addr{}

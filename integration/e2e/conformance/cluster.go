@@ -23,8 +23,7 @@ type testCluster struct {
 	image, archive                                      string // the name of Podlace's image, and the file that contains the image
 }
 
-// prepareCluster builds the programs and images that are missing in the cache. It returns an error before any build if the machine cannot
-// run a cluster.
+// prepareCluster builds what programs and images the cache lacks. If the machine cannot run a cluster, it fails before any build.
 func prepareCluster(ctx context.Context, cache string) (c testCluster, err error) {
 	if _, err := lastLine(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
 		return c, err
@@ -83,8 +82,7 @@ func lastLine(ctx context.Context, environment []string, command ...string) (str
 	return lines[len(lines)-1], nil
 }
 
-// startCluster starts a cluster with the plugins "podlace" or "reference", and returns the e2e test suite for this cluster. The second
-// result is a function that ends the cluster.
+// startCluster starts a cluster with the plugins "podlace" or "reference", and returns its test suite and a function that ends it.
 func (c testCluster) startCluster(ctx context.Context, folder, mode, plugins string, nodes int) (testSuite, func(), error) {
 	at := filepath.Join(folder, "cluster")
 	if err := c.linkImages(filepath.Join(at, "images")); err != nil {
@@ -196,8 +194,7 @@ func (r runningCluster) setUpNetwork(ctx context.Context, plugins string, nodes 
 	return nil
 }
 
-// applyManifest applies Podlace's manifest. The manifest contains the component vxlan: a VXLAN tunnel connects the node behind the router
-// to the other nodes.
+// applyManifest applies Podlace's manifest with the component vxlan, whose tunnel connects the node behind the router to the others.
 func (r runningCluster) applyManifest(ctx context.Context) error {
 	manifest := filepath.Join(r.folder, "podlace.yaml")
 	conf, err := filepath.Abs("conf/cluster")

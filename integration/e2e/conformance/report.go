@@ -98,8 +98,8 @@ func (r *suiteReport) add(spec ginkgoSpec) {
 	}
 }
 
-// addResult adds the result of an e2e test to the report. If the report already contains a result of this test, a failure takes precedence
-// over all other results. Every other result takes precedence over "not run".
+// addResult adds a test's result to the report. If there are two, a failure takes precedence over all others, and every other one over "not
+// run".
 func (r *suiteReport) addResult(one specResult) {
 	rank := map[specState]int{notRun: 1, skipped: 2, passed: 3, failed: 4}
 	if rank[one.State] > rank[r.Results[one.Name].State] {
