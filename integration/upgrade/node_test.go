@@ -143,8 +143,8 @@ func (n *node) wipe() {
 	}
 }
 
-// oracle returns the state of the node after the last pod of each version has ended. A flush is part of a life, because a restored rule
-// can stand at another place.
+// oracle returns the node's state after the last pod of each version. It includes a flush, because a restored rule can stand at another
+// place.
 func (n *node) oracle(lives ...*version) *harness.Oracle {
 	n.Helper()
 	for _, v := range lives {

@@ -36,8 +36,7 @@ func newImage(platform v1.Platform, config v1.Config, layer v1.Layer, at time.Ti
 	return mutate.ConfigFile(img, file)
 }
 
-// imageName parses the name of an image. imageName returns an error for a short name, because containerd and the kubelet compare complete
-// names.
+// imageName parses the name of an image. Short names are errors, because containerd and the kubelet compare complete ones.
 func imageName(s string) (name.Tag, error) {
 	tag, err := name.NewTag(s, name.StrictValidation)
 	if err != nil {

@@ -90,8 +90,7 @@ func templated(t *testing.T, c *v2.Chart, values string) objectsByName {
 	return decodeObjects(t, text)
 }
 
-// TestChartEqualsManifest checks that the chart and the manifest contain equal objects for each choice of components, and without
-// components.
+// Chart and manifest have equal objects for each choice of components, and without components.
 func TestChartEqualsManifest(t *testing.T) {
 	c := loadedChart(t)
 	known, err := componentNames(conf)
@@ -116,8 +115,7 @@ func TestChartEqualsManifest(t *testing.T) {
 	}
 }
 
-// TestChartNamespace checks that a release in the namespace podlace does not contain the Namespace object, because Helm creates the
-// namespace.
+// A release in the namespace podlace lacks the Namespace object, because Helm creates it.
 func TestChartNamespace(t *testing.T) {
 	text, err := helmTemplate(loadedChart(t), "podlace", "")
 	if err != nil {
@@ -211,8 +209,7 @@ func TestChartTwice(t *testing.T) {
 	}
 }
 
-// TestChartFiles checks that `make chart` writes the archive and an OCI layout that contains the same archive. A second run must overwrite
-// the files of the first run.
+// `make chart` writes the archive and an OCI layout with the same archive. A second run overwrites both.
 func TestChartFiles(t *testing.T) {
 	out := t.TempDir()
 	for _, version := range []string{"v1.2.2", "v1.2.3"} {

@@ -59,9 +59,9 @@ func readQuickstart(t *testing.T, name string) page {
 	return p
 }
 
-// TestQuickstarts runs both quickstarts of SR-IOV, by resource name and by claim. They have the same six commands, the manifest is what an
-// API server accepts, and the output that they show is that of the program. Commands of kubectl are compared with the manifest.
-// TestExample of integration/e2e/dra and TestOneConflist of integration/e2e/kubelet run the pods.
+// TestQuickstarts runs both quickstarts of SR-IOV, by resource name and by claim, which have the same six commands. An API server accepts
+// the manifest, and the output is as shown. Commands of kubectl are compared with the manifest. TestExample of integration/e2e/dra and
+// TestOneConflist of integration/e2e/kubelet run the pods.
 func TestQuickstarts(t *testing.T) {
 	for name, check := range map[string]string{"SRIOV.md": "kubectl", "DRA.md": "go"} {
 		t.Run(name, func(t *testing.T) {

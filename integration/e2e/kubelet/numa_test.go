@@ -29,8 +29,8 @@ func (l *testLab) checkAligned(pod string) int {
 	return near
 }
 
-// TestPolicies checks which devices pods get under each policy of the Topology Manager. The CPU Manager and the Memory Manager use their
-// static policies, and the scope of the Topology Manager is "pod". A NUMA node has 8 VFs.
+// TestPolicies checks which devices pods get under each policy of the Topology Manager, with the scope "pod" and static CPU and Memory
+// Managers. A NUMA node has 8 VFs.
 func TestPolicies(t *testing.T) {
 	node.Skip(t)
 	for _, c := range []struct {
