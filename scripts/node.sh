@@ -47,7 +47,7 @@ hierarchies() {
 	done </proc/self/mounts
 }
 
-# remove NAME waits until the processes of the cgroup have ended, and removes it with all cgroups below it.
+# remove NAME waits until the processes of the cgroup have ended, and removes it with all below it.
 remove() {
 	hierarchies | while read -r _ at; do
 		for _ in $(seq "${2:-100}"); do

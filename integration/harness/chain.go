@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Named returns the arguments that a runtime passes to libcni for a pod. The container ID in these arguments is the pod's name.
+// Named is Attachment with the pod's name as container ID.
 func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	rt := Attachment(pod, pod.Name, caps)
 	for i, arg := range rt.Args {
@@ -58,7 +58,7 @@ func hasChained(t testing.TB, plugin string) bool {
 	return false
 }
 
-// Capabilities returns the capabilities that containerd sends for a pod with one hostPort and two limits.
+// Capabilities returns what containerd sends for a pod with one hostPort and two limits.
 func Capabilities() map[string]any {
 	return map[string]any{
 		"portMappings": []any{Object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},

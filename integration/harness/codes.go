@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Each constant "Code…" is an error code of the CNI specification (section "Error") or of docs/dev/ARCHITECTURE.md.
+// Error codes of the CNI specification (section "Error") or of docs/dev/ARCHITECTURE.md.
 const (
 	CodeVersion   = 1
 	CodeEnv       = 4

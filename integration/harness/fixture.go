@@ -51,7 +51,7 @@ func BridgeConf() Object {
 	}
 }
 
-// Conf returns a valid configuration of a plugin. The configuration of a chained plugin contains the bridge plugin's result as prevResult.
+// Conf returns a valid configuration of a plugin, for a chained one with the result of bridge as prevResult.
 func (f *Fixture) Conf(plugin string) Object {
 	switch plugin {
 	case "bridge":
@@ -79,7 +79,7 @@ func Port(host, container, protocol any) map[string]any {
 	return map[string]any{"hostPort": host, "containerPort": container, "protocol": protocol}
 }
 
-// Chained reports whether a plugin runs in a chain after the bridge plugin.
+// Chained reports whether a plugin runs after bridge.
 func Chained(plugin string) bool { return plugin == "portmap" || plugin == "bandwidth" }
 
 // Life calls do, which runs ADD and DEL of a plugin for f.Fresh. For a chained plugin, ADD and DEL of bridge surround it. Only both DELs
@@ -115,7 +115,7 @@ func (f *Fixture) Good(verb, plugin string) Call {
 	return NewCall(verb, plugin, f.Fresh, f.Fresh.Name, conf)
 }
 
-// Config returns a copy of the plugin call with another configuration.
+// Config returns a copy of the call with another configuration.
 func (c Call) Config(conf any) Call {
 	c.Stdin = Encode(conf)
 	return c

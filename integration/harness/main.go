@@ -61,7 +61,7 @@ func buildAndRun(tools []Tool) (int, error) {
 	return rerun([]string{BinEnv + "=" + bin, toolsEnv + "=" + dir})
 }
 
-// buildTools runs the tools one after another. A lock keeps other test binaries from building into the same folder.
+// buildTools runs the tools under a lock, because other test binaries build into the same folder.
 func buildTools(dir string, tools []Tool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -184,7 +184,7 @@ func buildPrograms(dir, tags string, names []string) error {
 	return os.WriteFile(filepath.Join(dir, ".source"), hash, 0o644)
 }
 
-// goBuild builds packages of the source tree into a folder. Programs that are up to date stay as they are.
+// goBuild builds packages into a folder. Programs that are up to date stay as they are.
 func goBuild(dir, tags string, packages ...string) error {
 	cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-tags=" + tags, "-o", dir + "/"}, packages...)...)
 	cmd.Dir = sourceRoot()

@@ -11,7 +11,7 @@ import (
 // Exhaustive reports whether FAULTS=all is set, with which tests run every case instead of a sample.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
-// Some returns the argument `all` if FAULTS=all is set, and the argument `few` otherwise.
+// Some returns all with FAULTS=all, and few otherwise.
 func Some[T any](few, all T) T {
 	if Exhaustive() {
 		return all
@@ -25,7 +25,7 @@ func OneOf[T any](list []T, i int) []T {
 	return Some(list[i:i+1], list)
 }
 
-// Tally counts the results of fault tests. The title of each fault test begins with the number of the fault, for example F-11.
+// Tally counts the results of fault tests, whose titles begin with the fault's number, such as F-11.
 type Tally struct {
 	Points     int // places or cases with an injected fault
 	Leaks      int // number of points after which state was leaked

@@ -44,7 +44,6 @@ func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 // assigned address, which may be incomplete because the next ADD overwrites it.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/(\.tmp-)?podlace_boot$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?)$|/\.(bridge|logged-found)-[^/]+$`
 
-// Watch returns an Oracle with a snapshot of the current state.
 func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	t.Helper()
 	o, err := NewOracle(pods...)
@@ -54,7 +53,7 @@ func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	return o
 }
 
-// NewOracle returns an Oracle with a snapshot of the current state. Callers without a *testing.T use NewOracle instead of Watch.
+// NewOracle takes a snapshot of the current state, also without a *testing.T.
 func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	o := Oracle{Options: snapshot.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
 	var err error
@@ -73,7 +72,7 @@ func (o *Oracle) Leaks() ([]string, error) {
 	}
 }
 
-// Diff immediately returns the differences between the current state and the snapshot.
+// Diff is Leaks without waiting.
 func (o *Oracle) Diff() ([]string, error) {
 	now, err := snapshot.Take(o.Options)
 	if err != nil {
@@ -95,7 +94,6 @@ func (o *Oracle) Clean(t testing.TB, after string) {
 	}
 }
 
-// Rebase replaces the snapshot by the current state.
 func (o *Oracle) Rebase(t testing.TB) {
 	t.Helper()
 	var err error
@@ -104,7 +102,7 @@ func (o *Oracle) Rebase(t testing.TB) {
 	}
 }
 
-// InOrder iterates over a map in the sorted order of its keys, so that every test run has the same order.
+// InOrder iterates over a map in the order of its keys, so that every run is the same.
 func InOrder[V any](table map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for _, title := range slices.Sorted(maps.Keys(table)) {

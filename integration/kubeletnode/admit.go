@@ -96,7 +96,7 @@ func (n *Node) admit(p Pod) (Grant, error) {
 	return g, nil
 }
 
-// allocate() gives a container VFs and CPUs near the NUMA nodes of the hint.
+// allocate gives a container VFs and CPUs near the NUMA nodes of the hint.
 func (n *Node) allocate(r Request, hint kubelet.Hint, reusable []int) (vfs, cpus []int, err error) {
 	if r.VFs > 0 {
 		vfs, err = choose(n.VFs, hint, r.VFs, reusable, n.Prefer, n.Pick)

@@ -16,7 +16,7 @@ const (
 	kernelLinkLocal = 3
 )
 
-// addressFlags returns the names of address flags. It does not include the flags for duplicate address detection.
+// addressFlags returns the names of address flags, without those of duplicate address detection.
 func addressFlags() map[uint32]string {
 	return map[uint32]string{
 		unix.IFA_F_SECONDARY: "secondary", unix.IFA_F_NODAD: "nodad", unix.IFA_F_DADFAILED: "dadfailed",
@@ -93,7 +93,7 @@ func eui64(hardware string) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// lifetimeText returns a text that says only whether an address expires.
+// lifetimeText says only whether an address expires.
 func lifetimeText(_ *collector, b []byte) string {
 	const forever = ^uint32(0)
 	if len(b) >= 8 && native.Uint32(b) == forever && native.Uint32(b[4:]) == forever {

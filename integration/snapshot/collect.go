@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// collector collects the records of one network namespace.
 type collector struct {
 	scope   string
 	records []record
@@ -72,7 +71,6 @@ func (c *collector) addList(prefix string, lines []string) {
 	}
 }
 
-// linkName returns the name of the interface with an index.
 func (c *collector) linkName(index uint32) string {
 	if l, ok := c.links[index]; ok {
 		return l.name

@@ -63,7 +63,6 @@ func explained(lines map[string]string, r record) bool {
 	return line != "" && !strings.HasPrefix(line, prefix+" changed")
 }
 
-// changedFields formats the fields whose values differ.
 func changedFields(old, now []field) string {
 	was, is := asMap(old), asMap(now)
 	var out []string

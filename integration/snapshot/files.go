@@ -58,7 +58,7 @@ func fileRecord(path string, entry fs.DirEntry) (record, error) {
 	return r, nil
 }
 
-// contentOf returns the target of a symbolic link. For a file, contentOf returns the size and a hash.
+// contentOf returns a link's target, or a file's size and hash.
 func contentOf(path string, mode fs.FileMode) (string, error) {
 	switch {
 	case mode&fs.ModeSymlink != 0:

@@ -66,7 +66,7 @@ func impliedNeighbour(list []attr, l link) bool {
 		len(hardware) == 0 || hardware[0]&1 != 0
 }
 
-// collectBridges collects state that only bridges have: static forwarding entries, and the VLANs of ports.
+// collectBridges collects what only bridges have: static forwarding entries, and the VLANs of ports.
 func (c *collector) collectBridges(s *socket) error {
 	body := make([]byte, unix.SizeofIfInfomsg) // this dump requires ifinfomsg, not ndmsg
 	body[0] = unix.AF_BRIDGE

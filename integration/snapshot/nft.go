@@ -11,7 +11,7 @@ import (
 
 const sizeofNfGenMsg = 4
 
-// The package x/sys/unix has no constants for these nftables attributes.
+// x/sys/unix lacks these nftables attributes.
 const (
 	nftaTableHandle, nftaTablePad, nftaTableUserdata, nftaTableOwner = 4, 5, 6, 7
 	nftaChainFlags, nftaChainID, nftaChainUserdata                   = 10, 11, 12
@@ -101,7 +101,7 @@ func (c *collector) collectChains(s *socket) error {
 	return err
 }
 
-// collectNftRules keeps the order of rules. The dump lists all rules of one chain, then all rules of the next chain.
+// collectNftRules keeps the order of rules, which a dump lists chain by chain.
 func (c *collector) collectNftRules(s *socket) error {
 	rules, err := s.dumpNft("rules", unix.NFT_MSG_GETRULE, make([]byte, sizeofNfGenMsg))
 	byChain := map[string][]string{}
@@ -230,7 +230,7 @@ func (c *collector) collectFlowtables(s *socket) error {
 	return err
 }
 
-// quotaText formats the limit of a quota and leaves out the amount that is already used.
+// quotaText formats the limit of a quota without the used amount.
 func quotaText(b []byte) string {
 	const size, flags = 1, 2
 	list, _ := parseAttrs(b)

@@ -42,7 +42,6 @@ func newRuleset(t *testing.T) *ruleset {
 
 func (r *ruleset) flush(t *testing.T) { t.Helper(); must(t, r.Flush()) }
 
-// build() creates the table with the chain, the set and the map.
 func build(t *testing.T) {
 	r := newRuleset(t)
 	r.AddTable(r.table)
@@ -60,7 +59,7 @@ func port(to byte) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{0x1f, 0x90}, Val: net.IP{10, 1, 2, to}}}
 }
 
-// editWith returns a function that changes the test's nftables table with f().
+// editWith returns a change of the test's table by f.
 func editWith(f func(*ruleset) error) func(*testing.T) {
 	return func(t *testing.T) {
 		r := newRuleset(t)
@@ -144,7 +143,7 @@ func TestDetectsNftables(t *testing.T) {
 	})
 }
 
-// runCommand returns a function that runs a command in the current namespace. It skips the test if the command is not installed.
+// runCommand returns a function that runs a command in the current namespace, or skips the test if it is not installed.
 func runCommand(name string, args ...string) func(*testing.T) {
 	return func(t *testing.T) {
 		out, err := exec.Command(name, args...).CombinedOutput()

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// change describes an action in a namespace and the differences that Diff must then report.
+// change is an action in a namespace and the differences that Diff must then report.
 type change struct {
 	name  string
 	setup func(*testing.T) // before the first snapshot
@@ -24,18 +24,17 @@ type change struct {
 	want  []string // regular expressions for whole lines, without the scope
 }
 
-// namespace describes the network namespace of the host or of a pod.
 type namespace struct {
 	scope string
 	do    func(func() error) error
 	opt   snapshot.Options
 }
 
-// newNamespaces returns two new namespaces: one for the host, and one for a pod. Both new namespaces contain only the interface lo.
+// newNamespaces returns a host and a pod, which have only lo.
 func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
-		// A second new pod takes the role of the host, so that test cases do not share the state of the real host.
+		// A second pod stands for the host, so that test cases do not share the real host's state.
 		{"host", host.Do, snapshot.Options{}},
 		{"pod " + pod.Name, pod.Do, snapshot.Options{Pods: []*sandbox.Pod{pod}}},
 	}
@@ -53,7 +52,6 @@ func (n namespace) take(t *testing.T) *snapshot.Snapshot {
 	return s
 }
 
-// run() calls f() inside the namespace.
 func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	if f == nil {

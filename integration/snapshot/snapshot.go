@@ -18,13 +18,13 @@ import (
 
 // Options selects what a snapshot contains. The caller's network namespace, called the host here, is always in it.
 type Options struct {
-	// Pods lists the pods that the snapshot contains. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
+	// Pods are the pods in the snapshot, except those whose namespace is gone.
 	Pods []*sandbox.Pod
-	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
+	// Dirs are state folders, of whose files the snapshot has path, mode, owner and content.
 	Dirs []string
 	// Conntrack includes connection tracking, which changes with traffic. Set it only in tests of connection tracking.
 	Conntrack bool
-	// Ignore excludes all records whose line matches this expression. Such a line is, for example, "host: link cni0".
+	// Ignore excludes all records whose line matches, such as "host: link cni0".
 	Ignore *regexp.Regexp
 }
 
@@ -36,7 +36,7 @@ type Snapshot struct {
 	records map[string]record
 }
 
-// A record describes one object. The name of a record is unique within its scope.
+// A record describes one object, by a name that is unique within its scope.
 type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"
@@ -49,7 +49,6 @@ type field struct{ name, value string }
 
 func (r record) key() string { return r.scope + ": " + r.name }
 
-// isGone reports whether the namespace of a pod no longer exists.
 func isGone(pod *sandbox.Pod) bool {
 	var stat unix.Statfs_t
 	return unix.Statfs(pod.Path, &stat) != nil || stat.Type != unix.NSFS_MAGIC
@@ -82,7 +81,7 @@ func Take(opt Options) (*Snapshot, error) {
 	return s, nil
 }
 
-// collect() adds the records of the calling thread's network namespace.
+// collect adds the records of the calling thread's network namespace.
 func (s *Snapshot) collect(scope string, opt Options) error {
 	c := &collector{scope: scope}
 	if err := c.collect(opt.Conntrack); err != nil {

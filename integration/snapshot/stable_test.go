@@ -27,7 +27,7 @@ func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	return node, pod
 }
 
-// connect() sets the container's end of the veth up, so that the node's end gets a carrier.
+// connect sets the container's end of the veth up, which gives the node's end a carrier.
 func connect(t *testing.T, pod *sandbox.Pod) {
 	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 }
@@ -125,7 +125,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send() sends datagrams even if no process listens.
+// send sends datagrams even if no process listens.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

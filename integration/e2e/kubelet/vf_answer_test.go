@@ -98,8 +98,8 @@ func TestWhoAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// sendRequests repeatedly asks the kubelet for the list of all pods, at a given rate, until the function stop() is called. The function
-// stop() returns the number of requests that the kubelet rejected.
+// sendRequests repeatedly asks the kubelet for the list of all pods, at a given rate, until stop is called. stop returns the number of
+// requests that the kubelet rejected.
 func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -78,7 +78,6 @@ func run(conf *netConfig) error {
 	return nil // Calico's CHECK checks nothing
 }
 
-// runIPAM runs the IPAM plugin with the verb of the current call.
 func (c *netConfig) runIPAM() ([]byte, error) {
 	for _, dir := range filepath.SplitList(os.Getenv("CNI_PATH")) {
 		path := filepath.Join(dir, c.IPAM.Type)
@@ -96,7 +95,7 @@ func (c *netConfig) runIPAM() ([]byte, error) {
 	return nil, fmt.Errorf("no %s in %s", c.IPAM.Type, os.Getenv("CNI_PATH"))
 }
 
-// linkName returns the name of the host-side veth. The name contains eleven hexadecimal digits of a hash of the pod's name.
+// linkName returns the host-side veth's name, with eleven hexadecimal digits of a hash of the pod's name.
 func linkName() string {
 	pod := map[string]string{}
 	for _, pair := range strings.Split(os.Getenv("CNI_ARGS"), ";") {

@@ -30,7 +30,6 @@ const Resource = "example.com/fast"
 // The simulated device plugin allocates VFs only to the pod shop/web-0.
 const podNamespace, podName = "shop", "web-0"
 
-// vfCount is the number of VFs on the card.
 const vfCount = 4
 
 // Address returns the PCI address of VF i. The VF's interface is ens0f0v<i>, and the other end of the veth pair is ens0f0v<i>peer.
@@ -108,7 +107,7 @@ func (c *Card) answerQuestion(_ context.Context, q poddevices.Question) poddevic
 	return a
 }
 
-// writeNames creates the folder "net" of a device in the simulated sysfs, with one entry for each given interface name.
+// writeNames creates a device's folder "net" in the simulated sysfs, with an entry for each interface.
 func writeNames(folder string, names []string) error {
 	err := os.RemoveAll(folder)
 	for _, name := range names {
@@ -207,7 +206,6 @@ func Tell(t testing.TB) {
 	}
 }
 
-// serveDevices starts the server that replaces the device plugin.
 func (c *Card) serveDevices() {
 	c.Helper()
 	must(c, os.MkdirAll(filepath.Dir(poddevices.Socket), 0o700))

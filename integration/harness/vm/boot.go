@@ -18,7 +18,7 @@ import (
 // "exit".
 const sharedFolder = "/mnt"
 
-// bootGuest runs in the first process of the guest, and always powers the virtual machine off at the end.
+// bootGuest runs in the guest's first process, and always powers the machine off in the end.
 func bootGuest() {
 	if err := start(); err != nil {
 		fmt.Println("vm:", err)
@@ -88,7 +88,7 @@ func loadModules() error {
 	return nil
 }
 
-// openPort opens the virtio port with the given name. Unlike a console, a virtio port transfers bytes unchanged.
+// openPort opens a virtio port, which transfers bytes unchanged, unlike a console.
 func openPort(name string) (*os.File, error) {
 	for range 500 {
 		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
@@ -150,7 +150,6 @@ func bootParameter(name string) string {
 	return ""
 }
 
-// runCommand executes the command and writes the exit status to the shared folder.
 func runCommand(output *os.File) error {
 	cmd := exec.Command(sharedFolder + "/run")
 	cmd.Stdout, cmd.Stderr = output, output
