@@ -220,7 +220,7 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	}
 }
 
-// allocateClaim runs the allocator for a claim, and returns the allocated devices. The result is nil if no allocation is possible.
+// allocateClaim returns the devices that the allocator chooses for a claim, or nil if none are possible.
 func allocateClaim(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine,
 	p claimProblem) []resourceapi.DeviceRequestAllocationResult {
 	t.Helper()

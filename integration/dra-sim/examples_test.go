@@ -89,7 +89,7 @@ func celExpressions(o runtime.Object) (ofClass []string, ofRequest map[string][]
 	return nil, ofRequest
 }
 
-// everyDevice returns healthy and faulty devices of machines with and without NUMA nodes, and one device of another driver.
+// everyDevice returns healthy and faulty devices of machines with and without NUMA nodes, and one of another driver.
 func everyDevice(t *testing.T) (out []cel.Device) {
 	t.Helper()
 	c, err := parseDefaultConfig()
@@ -108,7 +108,7 @@ func everyDevice(t *testing.T) (out []cel.Device) {
 	return out
 }
 
-// matchesDevice evaluates an expression for a device. The test fails if the expression does not compile or its evaluation gives an error.
+// matchesDevice evaluates an expression for a device, which must compile and give no error.
 func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 	t.Helper()
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(expression, cel.Options{})
@@ -211,7 +211,7 @@ func TestGuardsMatter(t *testing.T) {
 	}
 }
 
-// TestAttributesAreDocumented checks that the table in docs/DRA.md contains exactly the published attributes and their types.
+// The table in docs/DRA.md has exactly the published attributes and their types.
 func TestAttributesAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(document)
 	if err != nil {

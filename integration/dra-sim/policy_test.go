@@ -44,7 +44,7 @@ func policyOf(t *testing.T, name string) (p registration.ValidatingAdmissionPoli
 	return p
 }
 
-// compilePolicy compiles the validations of an admission policy, in the same way as the API server of the given Kubernetes version.
+// compilePolicy compiles an admission policy's validations like the API server of this Kubernetes version.
 func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes string) cel.ConditionEvaluator {
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MustParse(kubernetes)))

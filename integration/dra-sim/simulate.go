@@ -59,7 +59,7 @@ func runSimulation(ctx context.Context, o simOptions, w io.Writer) error {
 
 func millis(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
 
-// simulatedCluster returns a cluster whose nodes have two PFs on two NUMA nodes. A part of the VFs is already allocated to claims.
+// simulatedCluster returns a cluster whose nodes have two PFs on two NUMA nodes, with some VFs already allocated.
 func simulatedCluster(o simOptions, vfs int) (*allocatorInput, error) {
 	const config = `{"resourceList": [{"resourceName": "fast", "api": "dra"}]}`
 	parsed, err := parseConfig(config)

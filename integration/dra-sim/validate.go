@@ -39,7 +39,7 @@ func (a apiServer) validateNew(object runtime.Object) error {
 	return errors.Join(errs.ToAggregate())
 }
 
-// toInternal converts an object to the API server's internal type. It also returns the validation function of this type.
+// toInternal returns an object in the API server's internal type, and the validation of this type.
 func (a apiServer) toInternal(object runtime.Object) (runtime.Object, func() field.ErrorList, error) {
 	switch object.(type) {
 	case *resourceapi.ResourceSlice:

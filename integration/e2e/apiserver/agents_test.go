@@ -45,7 +45,7 @@ func TestStreamedNodes(t *testing.T) {
 	}
 }
 
-// TestNodesInPages: agents manage three nodes. The API server cannot stream lists, so it sends the Node objects in pages.
+// TestNodesInPages: agents manage three nodes of an API server that sends lists in pages because it cannot stream them.
 func TestNodesInPages(t *testing.T) {
 	c := newCluster(t, "--feature-gates=WatchList=false")
 	c.runEvents()
@@ -110,7 +110,7 @@ func (c *agentCluster) attachPods() {
 	}
 }
 
-// joinNodes adds nodes one after another. After each new node, joinNodes waits until all other nodes have routes to the new node.
+// joinNodes adds nodes one after another, and waits each time until all others have routes to the new one.
 func (c *agentCluster) joinNodes(count int) {
 	c.Helper()
 	var heard []*routeArrivals

@@ -73,7 +73,7 @@ func (p *controlPlane) startLoad(nodes, watchers int) *clusterLoad {
 	return b
 }
 
-// measureCPU starts to measure the CPU use of a process. The returned function returns the CPU use as a percentage of one core.
+// measureCPU starts to measure a process. The returned function returns its CPU use in percent of one core.
 func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 	t.Helper()
 	began := time.Now()

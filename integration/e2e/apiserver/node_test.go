@@ -150,7 +150,7 @@ func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitorWrites records changes in the kernel and in the node's files. It returns a function that returns the recorded changes.
+// monitorWrites records changes in the kernel and in the node's files, which the returned function returns.
 func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -205,7 +205,7 @@ func (n *agentNode) recordArrivals() *routeArrivals {
 	return a
 }
 
-// lastArrival returns the time at which the last of the given routes appeared. The second result is false if a route is missing.
+// lastArrival returns when the last of the routes appeared. The second result is false if one is missing.
 func (a *routeArrivals) lastArrival(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -277,7 +277,7 @@ func (n *agentNode) openNetwork() *harness.Network {
 	return network
 }
 
-// attachPod attaches a pod to the node, and detaches the pod at the end of the test. A server in the pod returns the pod's name on port 80.
+// attachPod attaches a pod to the node until the end of the test. Its port 80 returns its name.
 func (n *agentNode) attachPod() *sandbox.Pod {
 	n.Helper()
 	pod, network := harness.NewPod(n, n.ns.Name+"-pod"), n.openNetwork()

@@ -51,7 +51,7 @@ func nodeObject(id int, link string) *corev1.Node {
 	return o
 }
 
-// fullObject returns a Node object as large as in real clusters: 14 labels, conditions, and 50 images with two names each.
+// fullObject returns a Node as large as in real clusters: 14 labels, conditions, and 50 images with two names each.
 func fullObject(id int) *corev1.Node {
 	o := nodeObject(id, "lan")
 	o.Labels = map[string]string{"kubernetes.io/hostname": o.Name}

@@ -145,7 +145,7 @@ func (p *controlPlane) clientFor(token string) *rest.RESTClient {
 	return c
 }
 
-// applyRights creates the ServiceAccount, roles and role bindings of the shipped manifest, and requests a token for the ServiceAccount.
+// applyRights creates the shipped manifest's ServiceAccount, roles and role bindings, and requests a token.
 func (p *controlPlane) applyRights() {
 	p.Helper()
 	text, err := os.ReadFile("../../../conf/cluster/base/rights.yaml")

@@ -54,7 +54,7 @@ func startProcess(t *testing.T, log string, cmd *exec.Cmd) *testProcess {
 	return p
 }
 
-// signalWait sends a signal to the process and waits until the process has ended. It is a no-op if the process has already ended.
+// signalWait sends a signal to the process and waits for its end. It is a no-op if the process has ended.
 func (p *testProcess) signalWait(s os.Signal) {
 	_ = p.cmd.Process.Signal(s)
 	<-p.ended

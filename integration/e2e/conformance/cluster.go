@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// dnsAddresses are the addresses of the DNS server on the control plane. scripts/cluster.sh passes these addresses to the kubelets.
+// dnsAddresses are those of the DNS server on the control plane, which scripts/cluster.sh passes to the kubelets.
 const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 
 // testCluster contains the programs and images for the e2e tests, and for the cluster that scripts/cluster.sh starts.
@@ -127,7 +127,7 @@ type runningCluster struct {
 	environment []string
 }
 
-// runScript runs a subcommand of scripts/cluster.sh for the cluster, such as "up". If the subcommand fails, the error contains its output.
+// runScript runs a subcommand of scripts/cluster.sh, such as "up". An error contains its output.
 func (r runningCluster) runScript(ctx context.Context, input []byte, verb string, args ...string) error {
 	args = append([]string{verb, r.folder}, args...)
 	command := exec.CommandContext(ctx, "scripts/cluster.sh", args...) //nolint:gosec // a script of this tree
@@ -213,7 +213,7 @@ func (r runningCluster) applyManifest(ctx context.Context) error {
 	return nil
 }
 
-// referenceConflist returns a conflist with the reference plugins for one node. podCIDRs is the JSON list of the node's podCIDRs.
+// referenceConflist returns a conflist of the reference plugins for a node with these podCIDRs, a JSON list.
 func referenceConflist(podCIDRs string) ([]byte, error) {
 	var cidrs []string
 	if err := json.Unmarshal([]byte(podCIDRs), &cidrs); err != nil {

@@ -50,7 +50,7 @@ func readList(from io.Reader, mode string) (names []string, err error) {
 	return names, nil
 }
 
-// failuresOf returns one line for each spec of the list that did not pass. Each line contains the name of the spec and the reason.
+// failuresOf returns a line with name and reason for each spec of the list that did not pass.
 func failuresOf(list []string, got suiteReport) (lines []string) {
 	for _, name := range list {
 		one, known := got.Results[name]

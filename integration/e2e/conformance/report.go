@@ -28,7 +28,7 @@ type specResult struct {
 	Took   time.Duration
 }
 
-// suiteReport contains the results of all e2e tests (specs) by name. The field Trouble contains failures that belong to no spec.
+// suiteReport has the results of all e2e tests (specs) by name. Trouble are failures of no spec.
 type suiteReport struct {
 	Results map[string]specResult
 	Trouble []string

@@ -23,7 +23,6 @@ const (
 	closeWait = "[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]"
 )
 
-// readMerged returns the merged results of the tests that ran in parallel and of the tests that ran one after another.
 func readMerged(t *testing.T) suiteReport {
 	t.Helper()
 	all, err := readReport(filepath.Join("testdata", "parallel.json"))

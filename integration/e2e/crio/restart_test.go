@@ -59,7 +59,7 @@ func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown fu
 	})
 }
 
-// checkWithin repeats a check until the check succeeds. If the check does not succeed before the time limit, the test fails.
+// checkWithin repeats a check until it succeeds. The time limit fails the test.
 func checkWithin(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	if err := cri.Eventually(t.Context(), limit, check); err != nil {

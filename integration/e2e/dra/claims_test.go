@@ -153,7 +153,7 @@ func (l *lab) in(t *testing.T) *lab {
 	return &part
 }
 
-// handOver checks that exactly one of two pods has the VF of the claim. After this pod ends, the other pod must get the VF.
+// handOver checks that exactly one of two pods has the claim's VF, and that the other gets it afterwards.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {
@@ -192,7 +192,7 @@ func TestMissingClaim(t *testing.T) {
 	l.attached("web", l.allocated("vf")...)
 }
 
-// TestNoShare: each VF is allocated to at most one claim. If all VFs are allocated, the next pod waits until a pod ends.
+// TestNoShare: each VF is allocated to at most one claim. If all are, the next pod waits until another ends.
 func TestNoShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")

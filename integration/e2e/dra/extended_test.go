@@ -20,7 +20,7 @@ import (
 
 const (
 	byPlugin = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "selectors": {"vendors": ["8086"]}}]}`
-	// In the configuration "half", DRA offers the VFs of one PF, and the device plugin API offers the VFs of the other PF.
+	// "half" offers one PF's VFs by DRA, and the other's by the device plugin API.
 	half = `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}},
 		{"resourceName": "slow", "resourcePrefix": "example.com", "selectors": {"pfNames": ["ens1f0"]}}]}`

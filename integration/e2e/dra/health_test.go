@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestLinkDown: a PF loses its carrier, and its VFs get a taint. New pods get VFs of the other PF, and running pods keep their VFs.
+// TestLinkDown: the VFs of a PF without a carrier get a taint. New pods get VFs of the other PF, and running pods keep theirs.
 func TestLinkDown(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})

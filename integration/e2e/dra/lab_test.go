@@ -28,7 +28,7 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// The configuration "fast" is the default of the tests. With the configuration "fast", the daemon offers all VFs by DRA.
+// "fast", the default of the tests, offers all VFs by DRA.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
@@ -42,7 +42,7 @@ type setup struct {
 	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
 }
 
-// lab contains the environment of one test: a node with its own cards, its own daemon, and its own Kubernetes namespace.
+// lab is a node with its own cards, daemon and Kubernetes namespace, for one test.
 type lab struct {
 	*testing.T
 	*daemon

@@ -71,7 +71,7 @@ func (l *lab) script(text string) (restore func()) {
 	return restore
 }
 
-// TestDelFails (failure 15): while DEL fails, the pod does not end, and its claim remains prepared. The runtime retries DEL.
+// TestDelFails (failure 15): while DEL fails, the pod does not end, its claim remains prepared, and the runtime retries.
 func TestDelFails(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

@@ -166,7 +166,7 @@ func installPlugins() error {
 			return err
 		}
 	}
-	// The cluster has no kube-proxy. This iptables rule replaces the Service of the API server for pods in the node's network namespace.
+	// Without kube-proxy, this rule stands for the API server's Service for pods in the node's network namespace.
 	out, err := exec.Command("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-d", "10.96.0.1", "-p", "tcp", "--dport", "443",
 		"-j", "DNAT", "--to", "192.0.2.10:6443").CombinedOutput()
 	if err != nil {

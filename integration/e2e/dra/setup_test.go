@@ -52,7 +52,7 @@ func adminConfig() (*rest.Config, error) {
 	return config, err
 }
 
-// daemonKubeconfig returns the path of the daemon's kubeconfig. The ServiceAccount token in this kubeconfig is bound to the node.
+// daemonKubeconfig returns the path of the daemon's kubeconfig, whose token is bound to the node.
 func daemonKubeconfig() string {
 	return filepath.Join(os.Getenv(dirEnv), nodeName, "daemon.kubeconfig")
 }

@@ -158,7 +158,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestSliceDeleted: after the deletion of one slice or of all slices, the daemon restores the deleted slices with the same devices.
+// TestSliceDeleted: the daemon restores one or all deleted slices with the same devices.
 func TestSliceDeleted(t *testing.T) {
 	l := newLab(t, setup{})
 	before := contentOf(l.slices())

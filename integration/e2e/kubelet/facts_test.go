@@ -64,7 +64,7 @@ func TestKubeletAnswers(t *testing.T) {
 	}
 }
 
-// checkUnknownPod fails the test unless the kubelet answers a request for an unknown pod with the expected code and text.
+// checkUnknownPod checks the kubelet's code and text for an unknown pod.
 func (l *testLab) checkUnknownPod() {
 	l.t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -110,7 +110,7 @@ func (l *testLab) checkHealthy(want int) error {
 	return err
 }
 
-// checkLogged returns an error unless the kubelet's log reports the wanted total number of VFs and the wanted number of healthy VFs.
+// checkLogged returns an error unless the kubelet's log reports these numbers of VFs and healthy VFs.
 func (l *testLab) checkLogged(total, healthy int) error {
 	lines := l.testKubelet.tailLog("Processed device updates for resource")
 	last := lines[strings.LastIndex(strings.TrimSpace(lines), "\n")+1:]

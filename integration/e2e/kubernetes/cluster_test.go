@@ -168,7 +168,7 @@ func kubeletSysctls() (values string) {
 	return values
 }
 
-// runScript runs a command of cluster.sh and returns its output. The command "exec" runs a program in one machine of the cluster.
+// runScript runs a command of cluster.sh, such as "exec" for a program in one machine, and returns its output.
 func (c *testCluster) runScript(t *testing.T, verb string, args ...string) string {
 	t.Helper()
 	out, err := c.try(verb, "", args...)

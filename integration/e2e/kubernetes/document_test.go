@@ -88,7 +88,7 @@ func (p netPath) words(seen string) string {
 	return "the pod's node"
 }
 
-// exceptionsOf lists the cluster setups in which the result of the path differs from the result with IPv4 and kube-proxy in iptables mode.
+// exceptionsOf lists the cluster setups with another result than IPv4 and kube-proxy in iptables mode.
 func (p netPath) exceptionsOf() string {
 	var list []string
 	usual := clusterSetup{proxy: "iptables"}

@@ -174,7 +174,7 @@ func (f *flannelCluster) startDaemons(t *testing.T) {
 	}
 }
 
-// takeOver moves the cluster to Podlace, stops flannel, and removes flannel's state, except for the state that running pods still need.
+// takeOver moves the cluster to Podlace, stops flannel, and removes its state, except what running pods still need.
 func (f *flannelCluster) takeOver(t *testing.T) {
 	t.Helper()
 	f.write(t, "podlace.yaml", f.manifest)

@@ -143,7 +143,7 @@ func (c *openCalls) ended() bool {
 	}
 }
 
-// endCalls prints the losses. It fails the test if a connection was lost. Lost datagrams fail the test unless losses are expected.
+// endCalls prints the losses. A lost connection fails the test, and so do lost datagrams unless they are expected.
 func (c *openCalls) endCalls(t *testing.T, what string, lossy bool) {
 	t.Helper()
 	close(c.stop)

@@ -69,7 +69,7 @@ func (c *testCluster) writeProxy(t *testing.T, n string, s clusterSetup) bool {
 	return true
 }
 
-// setProxy changes the kube-proxy configuration of the nodes, and restarts kube-proxy on each node with a changed file.
+// setProxy changes kube-proxy's configuration, and restarts it on each node where the file changed.
 func (c *testCluster) setProxy(t *testing.T, s clusterSetup) {
 	t.Helper()
 	changed := map[string]string{}

@@ -140,7 +140,7 @@ func (l *clusterLife) awaitAgents(t *testing.T) {
 	l.kubectl(t, "-n", "podlace", "rollout", "status", "daemonset/podlace-node", "--timeout=120s")
 }
 
-// gatewayOf returns the gateway through which a node sends packets for an address. If the route has no gateway, gatewayOf returns the link.
+// gatewayOf returns the gateway through which a node sends packets for an address, or else the link.
 func (l *clusterLife) gatewayOf(t *testing.T, node, address string) (via string) {
 	t.Helper()
 	err := l.places[node].Do(func() error {

@@ -76,7 +76,7 @@ func (f *echoFlow) open(address string) error {
 	})
 }
 
-// runFlow sends requests at fixed times. A late request does not delay the next request. A request that cannot be sent counts as lost.
+// runFlow sends requests at fixed times, so that a late one does not delay the next. One that cannot be sent counts as lost.
 func (f *echoFlow) runFlow(stop chan struct{}) {
 	message := make([]byte, 64)
 	message[0] = map[string]byte{"4": 8, "6": 128}[f.family]

@@ -50,7 +50,7 @@ func TestUpdate(t *testing.T) {
 // TestTakeOver applies the manifest to a cluster with manual routes (protocol boot), which become the agent's.
 func TestTakeOver(t *testing.T) {
 	shipped := shippedManifest(t)
-	// The router has manual routes to the pods of all nodes. Therefore traffic to the node in the other subnet needs no tunnel.
+	// The router has manual routes to the pods of all nodes, so the node in the other subnet needs no tunnel.
 	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
 	if ours == shipped {
 		t.Fatal("the manifest sets no offLink to vxlan")

@@ -68,7 +68,7 @@ func (w *testWorld) testPath(p netPath, s clusterSetup, network, family string) 
 	return cell, ""
 }
 
-// awaitPaths waits until all paths work or the deadline passes, because kube-proxy learns of a ready backend with a delay.
+// awaitPaths waits for all paths or the deadline, because kube-proxy learns of a ready backend with a delay.
 func (w *testWorld) awaitPaths(s clusterSetup, paths []netPath) {
 	end := time.Now().Add(30 * time.Second)
 	for _, p := range paths {

@@ -62,7 +62,7 @@ func servicePaths() []netPath {
 	}
 }
 
-// nodePortPaths returns the paths to NodePorts. The paths named "Local" lead to Services with externalTrafficPolicy: Local.
+// nodePortPaths returns the paths to NodePorts, those named "Local" to Services with externalTrafficPolicy: Local.
 func nodePortPaths() []netPath {
 	server1, local1 := nodePort("server1"), nodePort("local1")
 	return []netPath{

@@ -87,7 +87,7 @@ func (c *testCluster) awaitRemovalLog(t *testing.T, lines string, pods ...string
 	t.Helper()
 	log := ""
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
-		// The `kubectl logs` command fails while an agent's pod is being replaced, because the pod has no log during the replacement.
+		// `kubectl logs` fails while an agent's pod is being replaced, which has no log then.
 		log, _ = c.try("exec", "", "plane", "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", lines)
 		missing := 0
 		for _, p := range pods {

@@ -48,7 +48,7 @@ func byFamily(addresses []string) map[string]string {
 	return m
 }
 
-// matrixPods returns the pods of the test matrix. On each node, the test matrix has a server pod with a hostPort, and a client pod.
+// matrixPods returns a server pod with a hostPort and a client pod for each node.
 func matrixPods() (objects []any) {
 	objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
 	for _, node := range []string{"1", "2", "3"} {

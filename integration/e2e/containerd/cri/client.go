@@ -228,7 +228,7 @@ func netnsOf(info string) (string, error) {
 	return "", errors.New("sandbox info: no network namespace")
 }
 
-// WarmUp runs one pod and removes it. The ADD of this pod creates the node's bridge and static rules before the tests begin.
+// WarmUp runs and removes one pod, whose ADD creates the node's bridge and static rules before the tests.
 func WarmUp(socket string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

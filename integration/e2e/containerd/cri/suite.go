@@ -134,7 +134,7 @@ func testLoopback(t *testing.T, c Client) {
 	}
 }
 
-// testMasquerade: packets from a pod sandbox and from its container reach another machine with the node's addresses as source.
+// testMasquerade: packets of a sandbox and of its container reach another machine from the node's addresses.
 func testMasquerade(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "client")
@@ -147,7 +147,7 @@ func testMasquerade(t *testing.T, c Client) {
 	}
 }
 
-// testBandwidth measures, at the receiver, the mean rate and the rate of the first second. A burst occurs only in the first second.
+// testBandwidth measures at the receiver the mean rate and that of the first second, in which alone a burst occurs.
 func testBandwidth(t *testing.T, c Client) {
 	t.Helper()
 	const port, sink = 18082, 9000
