@@ -82,7 +82,7 @@ func buildTools(dir string, tools []Tool) error {
 	return nil
 }
 
-// Programs returns a Tool that builds programs of this tree, as `make build` does. It builds nothing if PODLACE_BIN is set.
+// Programs builds programs of this tree, as `make build` does. It is a no-op if PODLACE_BIN is set.
 func Programs(names ...string) Tool {
 	return func(dir string) error {
 		if os.Getenv(BinEnv) != "" {
@@ -166,7 +166,7 @@ func sourceRoot() string {
 	return dir
 }
 
-// buildPrograms builds programs of this tree into a folder, which also gets the hash of the sources that "make install" requires.
+// buildPrograms builds programs of this tree into a folder, with the hash of the sources that "make install" requires.
 func buildPrograms(dir, tags string, names []string) error {
 	packages := make([]string, len(names))
 	for i, name := range names {

@@ -60,7 +60,7 @@ func addQueue(name string) error {
 	return nil
 }
 
-// fillQueues sets up one link on each CPU. The kernel then adds the addresses of the link to the work queue of the same CPU.
+// fillQueues sets up one link on each CPU, to whose work queue the kernel then adds the link's addresses.
 func fillQueues(pod *sandbox.Pod) error {
 	results := make(chan error)
 	cpus := runtime.NumCPU()

@@ -240,7 +240,7 @@ func Flood(name string, frames int) error {
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
 }
 
-// Send sends copies of a frame on a link of the caller's namespace. It does not report frames that a full transmit queue drops.
+// Send sends copies of a frame on a link of the caller's namespace. Frames that a full transmit queue drops are no error.
 func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

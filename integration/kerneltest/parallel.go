@@ -22,7 +22,7 @@ import (
 // sandboxes is how many run a package's tests at once, more than one because tests wait for the kernel half of their time.
 const sandboxes = 3
 
-// partEnv is set in a process that must not distribute its tests. With the value onePart, it runs a part of a parallel run.
+// partEnv is set in a process that must not distribute its tests, to onePart if this is a part of a parallel run.
 const (
 	partEnv = "KERNELTEST_PART"
 	onePart = "part"

@@ -40,7 +40,7 @@ type Request struct{ VFs, CPUs int }
 // Pod has the requests of its init containers, which run one after the other, and then of its containers.
 type Pod struct{ Init, Containers []Request }
 
-// Grant contains the hint, the VFs and the CPUs of each container of a pod. The init containers are the first entries.
+// Grant is the hint, the VFs and the CPUs of each container of a pod, init containers first.
 type Grant struct {
 	Hints     []kubelet.Hint
 	VFs, CPUs [][]int

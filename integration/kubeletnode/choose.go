@@ -12,7 +12,7 @@ import (
 // Prefer emulates GetPreferredAllocation of a device plugin. It returns n available devices, including all of must.
 type Prefer func(available, must []int, n int) []int
 
-// Pick returns n of the given devices. Tests use a Pick function instead of the kubelet's arbitrary choice between equally good devices.
+// Pick returns n of the devices, in place of the kubelet's arbitrary choice between equally good ones.
 type Pick func(from []int, n int) []int
 
 // choose marks n devices near the NUMA nodes of a hint as in use. Like the kubelet, it calls prefer only if there are several choices; nil

@@ -130,7 +130,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice checks that two pods never have the same VF or CPU, and that all VFs and CPUs are free after the last Remove.
+// Two pods never have the same VF or CPU, and all are free after the last Remove.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {
@@ -191,7 +191,7 @@ func TestCPUs(t *testing.T) {
 		}
 		got = append(got, cpus)
 	}
-	// A request for four CPUs gets all four CPUs of a NUMA node. Smaller requests get CPUs of the NUMA node with the fewest free CPUs.
+	// A request for four CPUs gets all of a NUMA node. Smaller ones get those of the node with the fewest free CPUs.
 	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -121,7 +121,7 @@ func (p *fakeKernel) probeDriver(address, driver string) error {
 	return bindDriver(p.sysfs, folder, wanted)
 }
 
-// resizeVFs regularly reads sriov_numvfs of each PF, and creates or removes VFs until the PF has the number of VFs in sriov_numvfs.
+// resizeVFs keeps creating and removing VFs until each PF has as many as its sriov_numvfs.
 func (p *fakeKernel) resizeVFs(stop <-chan struct{}) {
 	for {
 		select {

@@ -57,7 +57,7 @@ func (m Machine) vfDriver() string {
 	return m.Driver
 }
 
-// addPF adds the PF with number p to NUMA node n. It gives each PF its own PCI root and enough bus numbers for its VFs.
+// addPF adds PF p to NUMA node n, with its own PCI root and enough bus numbers for its VFs.
 func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	t.Helper()
 	index, step := n*m.PFs+p, 4+max(m.Stride, 1)*m.VFs/256

@@ -21,7 +21,7 @@ func bad(title, says string, edit ...any) badValue {
 	return badValue{title, edit, says, []int{harness.CodeConfig}}
 }
 
-// badType returns a badValue with a value of the wrong JSON type. Either the JSON decoder or the validation reports the value.
+// badType returns a value of the wrong JSON type, which either the JSON decoder or the validation reports.
 func badType(title string, edit ...any) badValue {
 	return badValue{title, edit, "", []int{harness.CodeDecode, harness.CodeConfig}}
 }

@@ -145,7 +145,7 @@ func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	}
 }
 
-// TestBehindCalico runs portmap and bandwidth after a main plugin that assigns /32 and /128 addresses and creates no bridge.
+// TestBehindCalico runs portmap and bandwidth after a main plugin with /32 and /128 addresses and no bridge.
 func TestBehindCalico(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "calico-dual.conflist", harness.Capabilities(), edits...)

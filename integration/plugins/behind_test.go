@@ -104,7 +104,7 @@ func (b *behindLab) views(v6 bool) []clientView {
 	return list
 }
 
-// checkTraffic connects to the hostPort from every client. blocked lists the clients that must not reach the hostPort.
+// checkTraffic connects to the hostPort from every client. Those in blocked must not reach it.
 func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
 	server, err := harness.ServeClientAddress(b.web, 80)

@@ -57,7 +57,7 @@ func TestF44ForeignHands(t *testing.T) {
 	mustBeLeased(t, f.folder, nil)
 }
 
-// TestF44ForeignAtOnce (F-44): 200 pods start at once, half of them by the reference plugin, and end at once by the other one.
+// TestF44ForeignAtOnce (F-44): 200 pods start at once, half of them by the reference plugin, and end at once by the other.
 func TestF44ForeignAtOnce(t *testing.T) {
 	f := newForeign(t, "10.90.0.0/24")
 	given := map[string]string{}

@@ -116,7 +116,7 @@ func (s *scriptState) findPod(ts *testscript.TestScript, name string) *sandbox.P
 }
 
 // evalCondition evaluates [has:NAME] for a plugin under test, [sysctl:NAME] for an existing kernel parameter, [kernel:NAME] for a kernel
-// feature, and [form:NAME] for the first plugin of a chain.
+// feature, and [form:NAME] for a chain's first plugin.
 func evalCondition(cond string) (bool, error) {
 	kind, name, _ := strings.Cut(cond, ":")
 	switch kind {
@@ -256,7 +256,7 @@ func cmdSysctl(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { _ = os.WriteFile(file, old, 0o644) })
 }
 
-// The command "serve POD PORT" starts a TCP server in a pod. The server answers with the pod's name.
+// The command "serve POD PORT" starts a TCP server in a pod that answers with the pod's name.
 func cmdServe(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, !neg && len(args) == 2, "serve POD PORT")
 	s := scriptOf(ts)

@@ -101,7 +101,7 @@ func crioCaps() map[string]any {
 	return caps
 }
 
-// checkComplete checks that the result contains all configured interfaces. The VFs must have none of the pod's addresses.
+// checkComplete checks that the result has all configured interfaces, and the VFs none of the pod's addresses.
 func (l vfNode) checkComplete(t *testing.T, result object) {
 	t.Helper()
 	var names []string

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// topology contains the numbers of NUMA nodes, PFs and VFs of a machine. Each NUMA node has the same number of network cards.
+// topology is the number of NUMA nodes, PFs and VFs of a machine. Each NUMA node has equally many network cards.
 type topology struct {
 	nodes, pfs, vfs int // pfs near each node, vfs of each PF
 	ports           int // PFs of a card
@@ -107,7 +107,7 @@ const (
 	lexical choiceMethod = "lexical" // the first by address
 )
 
-// isOurs reports whether the method is a policy of pkg/daemon/pool. The methods random and lexical exist only for comparison.
+// isOurs reports whether the method is a policy of pkg/daemon/pool. random and lexical are only for comparison.
 func (a choiceMethod) isOurs() bool { return a != random && a != lexical }
 
 func allocatorNames() []string {
@@ -118,7 +118,7 @@ func allocatorNames() []string {
 	return names
 }
 
-// preferFunc returns the function that chooses the preferred VFs in the simulation, as the device plugin does for the kubelet.
+// preferFunc returns the function that chooses the preferred VFs, as the device plugin does for the kubelet.
 func (m *machine) preferFunc(a choiceMethod) kubeletnode.Prefer {
 	switch a {
 	case random:

@@ -150,7 +150,7 @@ func (r *report) findLosses() []loss {
 	return out
 }
 
-// isShown reports whether the report contains a measure. The report contains the measure nearCPUs only if pods request CPUs.
+// isShown reports whether the report contains a measure, which for nearCPUs it does only if pods request CPUs.
 func (r *report) isShown(measure int) bool { return measure != nearCPUs || r.cpus > 0 }
 
 // comparisonCount returns the number of comparisons that findLosses makes.

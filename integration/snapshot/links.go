@@ -181,7 +181,7 @@ func bridgePortSchema() schema {
 	return s
 }
 
-// inet6Spec formats the IPv6 settings of an interface that have no sysctl: the token and the mode of address generation.
+// inet6Spec formats the IPv6 settings of an interface that have no sysctl: token and address generation mode.
 func inet6Spec(c *collector, b []byte) string {
 	families, _ := parseAttrs(b)
 	list := nestedAttrs(families, unix.AF_INET6)

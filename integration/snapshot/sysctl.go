@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlRoot is the folder of sysctls. The kernel shows the sysctls of the network namespace of the thread that opens the folder.
+// sysctlRoot is the folder of sysctls, which are those of the network namespace of the thread that opens it.
 const sysctlRoot = "/proc/sys/net/"
 
-// collectSysctls reads all settings of every interface. It also reads those general settings that network plugins may change.
+// collectSysctls reads all settings of every interface, and the general ones that network plugins may change.
 func (c *collector) collectSysctls() error {
 	for _, group := range []string{"ipv4/conf/", "ipv6/conf/"} {
 		entries, err := os.ReadDir(sysctlRoot + group)

@@ -95,7 +95,7 @@ func (n *node) status() {
 	}
 }
 
-// collect runs GC of each network. All pods are valid, and old enough for GC to end them if it mistook them for others.
+// collect runs GC of each network. All pods are valid, but old enough for GC to end them by mistake.
 func (n *node) collect() {
 	n.Helper()
 	kerneltest.Must(n, kerneltest.Age(harness.StateDirs()...))
@@ -165,7 +165,7 @@ func (n *node) oracle(lives ...*version) *harness.Oracle {
 	return o
 }
 
-// fixMACs gives each bridge a fixed MAC, because the random ones of two bridges would differ between two equal states.
+// fixMACs gives each bridge a fixed MAC, because random ones would differ between equal states.
 func (n *node) fixMACs() {
 	n.Helper()
 	harness.Shell(n, "ip link set cni0 address 02:00:00:00:00:01; ip link set br-lan address 02:00:00:00:00:02")

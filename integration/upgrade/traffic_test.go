@@ -140,7 +140,7 @@ func (n *node) asks(from *sandbox.Pod, protocol, address string, port int, want 
 	}
 }
 
-// checkTraffic checks the traffic of a pod with the node, with another pod and with the second machine, which sees the node's address.
+// checkTraffic checks a pod's traffic with the node, with another pod and with the second machine, which sees the node's address.
 func (n *node) checkTraffic(p, other *pod) {
 	n.Helper()
 	for family, ip := range p.ips {

@@ -183,7 +183,7 @@ func pushIndex(tag name.Tag, index v1.ImageIndex) error {
 	return pushError(tag, remote.WriteIndex(tag, index, remote.WithAuthFromKeychain(authn.DefaultKeychain)))
 }
 
-// pushError adds the name of the image to the error of a push. If the registry refused the credentials, pushError also adds a hint.
+// pushError adds the image's name to the error of a push, and a hint if the registry refused the credentials.
 func pushError(tag name.Tag, err error) error {
 	if err == nil {
 		return nil

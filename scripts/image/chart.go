@@ -228,7 +228,7 @@ func compactJSON(file string) (string, error) {
 	return b.String(), err
 }
 
-// componentChecks returns a template that fails for incompatible components. `make manifest` fails for the same components.
+// componentChecks returns a template that fails for incompatible components, like `make manifest`.
 func componentChecks() string {
 	var b strings.Builder
 	for _, r := range rules() {

@@ -107,7 +107,7 @@ func chartVersion(version string) string {
 	return "0.0.0-g" + regexp.MustCompile(`[^0-9A-Za-z-]`).ReplaceAllString(version, "-")
 }
 
-// archive returns the chart as a compressed tar archive. The bytes of the archive depend only on the files and the time.
+// archive returns the chart as a compressed tar archive, whose bytes depend only on the files and the time.
 func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	folder, err := os.MkdirTemp("", "podlace-chart-*")
 	if err != nil {

@@ -128,7 +128,7 @@ func TestChartNamespace(t *testing.T) {
 	}
 }
 
-// TestChartValues checks that values replace the configurations, and that the keys of config override the keys that components set.
+// Values replace the configurations. The keys of config override those that components set.
 func TestChartValues(t *testing.T) {
 	c := loadedChart(t)
 	for _, test := range []struct{ values, object, file, want string }{
@@ -194,7 +194,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestChartTwice checks that two builds of the same source have equal bytes, and that a build of another commit has another version.
+// Two builds of the same source have equal bytes. A build of another commit has another version.
 func TestChartTwice(t *testing.T) {
 	if again, err := packChart(); err != nil || !bytes.Equal(packedChart(t), again) {
 		t.Errorf("packed twice, the chart differs: %v", err)

@@ -58,7 +58,7 @@ func typeOf(kind string) meta.Object {
 // objectsByName contains the objects of a manifest. The key is the kind and name of an object.
 type objectsByName map[string]meta.Object
 
-// decodeObjects reads a manifest as strictly as an API server. It fails the test if two objects have the same kind and name.
+// decodeObjects reads a manifest as strictly as an API server. Two objects must not have the same kind and name.
 func decodeObjects(t *testing.T, text []byte) objectsByName {
 	t.Helper()
 	found := objectsByName{}
@@ -230,7 +230,7 @@ func TestOneNamespace(t *testing.T) {
 	}
 }
 
-// TestPrivileged checks that the component privileged changes only the container of the daemon, and that it can see what it restores.
+// The component privileged changes only the daemon's container, which can see what it restores.
 func TestPrivileged(t *testing.T) {
 	for _, component := range []string{"sriov", "dra"} {
 		want, got := decodeObjects(t, rendered(t, component)), decodeObjects(t, rendered(t, component, "privileged"))
@@ -290,7 +290,7 @@ func TestOpenShiftAccount(t *testing.T) {
 	}
 }
 
-// TestConstraints checks that the SecurityContextConstraints admit the DaemonSet and grant no right that the DaemonSet does not need.
+// The SecurityContextConstraints admit the DaemonSet and grant no right that it does not need.
 func TestConstraints(t *testing.T) {
 	for _, component := range []string{"sriov", "dra"} {
 		got := decodeObjects(t, rendered(t, "openshift", component))

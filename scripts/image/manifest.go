@@ -58,7 +58,7 @@ func runManifest(args []string) error {
 	return os.WriteFile(*out, text, 0o644)
 }
 
-// parseImage parses the name of an image that nodes pull. It returns an error for a short name, because there is no public image.
+// parseImage parses the name of an image that nodes pull. Short names are errors, because there is no public image.
 func parseImage(image string) (kustomize.Image, error) {
 	to := kustomize.Image{Name: placeholder}
 	if image == "" {

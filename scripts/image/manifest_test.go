@@ -82,7 +82,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestRightsAreNoticed adds forbidden rights to the manifest and checks that the comparison of TestManifest finds each right.
+// The comparison of TestManifest finds each forbidden right.
 func TestRightsAreNoticed(t *testing.T) {
 	text := string(rendered(t))
 	for _, change := range [][2]string{

@@ -110,7 +110,7 @@ func runMakeManifest(t *testing.T, line, dir string) objectsByName {
 	return decodeObjects(t, bytes.TrimSuffix(text, []byte("\n")))
 }
 
-// compareManifest checks that the manifest has the document's configuration, resources and DeviceClass, and the image that was pushed.
+// compareManifest checks that the manifest has the document's configuration, resources and DeviceClass, and the pushed image.
 func (p page) compareManifest(t *testing.T, objects objectsByName) {
 	t.Helper()
 	if got := objects["ConfigMap sriov-device-plugin"].(*core.ConfigMap).Data["config.json"]; got != p.blocks["json"][0] {

@@ -26,7 +26,7 @@ func firstChoices(n int) (s choiceSet) {
 	return s
 }
 
-// mergedLine is a line of the YAML text of a Kubernetes object, and the choices with which the object contains the line.
+// mergedLine is a line of an object's YAML text, and the choices with which the object contains it.
 type mergedLine struct {
 	text string
 	in   choiceSet

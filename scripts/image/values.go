@@ -57,7 +57,7 @@ func values(image string, components []string, comments map[string]string) strin
 	return b.String()
 }
 
-// valuesSchema returns the text of values.schema.json. The chart's value `config` has the schema of podlace-node's configuration.
+// valuesSchema returns values.schema.json, in which `config` has the schema of podlace-node's configuration.
 func valuesSchema(conf string, components []string, comments map[string]string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(conf, "..", "schema", "podlace-node.schema.json"))
 	if err != nil {

@@ -153,7 +153,7 @@ func (w *testWorld) addCIDRs(t *testing.T) {
 	}
 }
 
-// addPods finds the network namespace of each pod by the pod's addresses, and stores the namespace in the map `places`.
+// addPods finds each pod's network namespace by its addresses, and stores it in places.
 func (w *testWorld) addPods(t *testing.T) {
 	t.Helper()
 	var list struct {

@@ -32,7 +32,7 @@ const podNamespace, podName = "shop", "web-0"
 
 const vfCount = 4
 
-// Address returns the PCI address of VF i. The VF's interface is ens0f0v<i>, and the other end of the veth pair is ens0f0v<i>peer.
+// Address returns the PCI address of VF i. Its interface is ens0f0v<i>, and the veth pair's other end is ens0f0v<i>peer.
 func Address(i int) string { return fmt.Sprintf("0000:11:02.%d", i) }
 
 // Name returns the name of the interface of VF i on the node.

@@ -17,7 +17,7 @@ const (
 	idle      = 30 * time.Second
 )
 
-// serveStream answers the questions of one TCP connection. Before each message, the client and the server send the length of the message.
+// serveStream answers the questions of one TCP connection. A message follows its length in both directions.
 func serveStream(conn net.Conn, z dnsZone) {
 	defer conn.Close()
 	for {

@@ -157,7 +157,7 @@ func slicePorts(slice *discoveryv1.EndpointSlice) (all []port) {
 	return all
 }
 
-// answerPointer answers a PTR question for an address with the name of the Service that has this address as a cluster IP.
+// answerPointer answers a PTR question with the Service that has the address as a cluster IP.
 func (z dnsZone) answerPointer(q dnsmessage.Question, name string) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	services, err := z.services.List(labels.Everything())
 	if err != nil {
