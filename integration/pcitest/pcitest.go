@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcitest creates fake sysfs trees of machines with network cards for tests. Extract creates a sysfs tree from an archive, and
-// Generate creates a sysfs tree of any size. Functions of package pci accept the path of a fake tree as the path of sysfs.
+// Package pcitest creates fake sysfs trees of machines with network cards, which functions of package pci accept as the path of sysfs.
+// Extract creates one from an archive, and Generate one of any size.
 //
-// An archive is a file in the format txtar. An entry of the archive whose name ends in "/" is a folder. Each line of a folder's entry
-// describes a file, such as "numa_node 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". If the entry of a folder has no
-// lines, the folder is empty. An entry of the archive whose name does not end in "/" is a file with several lines. If a folder below
-// devices has a PCI address as its name, Extract adds a link to this folder in bus/pci/devices.
+// An archive is in the format txtar. An entry whose name ends in "/" is a folder, and each of its lines a file, such as "numa_node 0", or a
+// symlink, such as "driver -> ../../../bus/pci/drivers/igb". Any other entry is a file with several lines. Extract adds a link in
+// bus/pci/devices to each folder below devices that has a PCI address as its name.
 package pcitest
 
 import (
