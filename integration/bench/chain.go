@@ -117,7 +117,6 @@ type invocation struct {
 // processRunner starts a plugin process and returns its standard output.
 type processRunner func(invocation) ([]byte, error)
 
-// run executes one verb of the chain inside the node's network namespace.
 func (c *chain) run(verb string, exec processRunner) error {
 	return c.node.Do(func() error {
 		if verb == verbAdd {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/dra"
 )
 
-// selectorCase contains the same device selector twice: as a CEL expression and as a Go function.
+// selectorCase is one device selector as a CEL expression and as a Go function.
 type selectorCase struct {
 	cel   string
 	meets func(resourceapi.Device) bool
@@ -48,7 +48,7 @@ func selectorCases() []selectorCase {
 	}
 }
 
-// requestCase describes a request in a claim, or one alternative of a prioritized request.
+// requestCase is a claim's request, or one alternative of a prioritized request.
 type requestCase struct {
 	name, resource string
 	count          int
@@ -59,7 +59,7 @@ func (r requestCase) meets(d resourceapi.Device) bool {
 	return text(d, "resource") == r.resource && r.wish.meets(d)
 }
 
-// claimProblem contains a claim and the free devices of a node. Each request of the claim is a list of alternatives.
+// claimProblem is a claim and a node's free devices. Each request is a list of alternatives.
 type claimProblem struct {
 	requests [][]requestCase
 	match    resourceapi.QualifiedName // "" for no constraint

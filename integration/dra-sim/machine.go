@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// machine describes a node with SR-IOV network cards. Each NUMA node has nearly the same number of PFs.
+// machine is a node with SR-IOV network cards. Each NUMA node has nearly the same number of PFs.
 type machine struct {
 	name  string
 	numa  int // NUMA nodes

@@ -44,6 +44,7 @@ func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 // assigned address, which may be incomplete because the next ADD overwrites it.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/(\.tmp-)?podlace_boot$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?)$|/\.(bridge|logged-found)-[^/]+$`
 
+// Watch returns an Oracle with a snapshot of the current state.
 func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	t.Helper()
 	o, err := NewOracle(pods...)
@@ -94,6 +95,7 @@ func (o *Oracle) Clean(t testing.TB, after string) {
 	}
 }
 
+// Rebase replaces the snapshot by the current state.
 func (o *Oracle) Rebase(t testing.TB) {
 	t.Helper()
 	var err error

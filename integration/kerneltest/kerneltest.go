@@ -234,7 +234,7 @@ func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	return err
 }
 
-// Flood sends broadcast frames of 1,134 bytes on a link of the caller's namespace. It does not report dropped frames.
+// Flood sends broadcast frames of 1,134 bytes on a link of the caller's namespace. Dropped ones are no error.
 func Flood(name string, frames int) error {
 	// the Ethernet type 0x88b5 is reserved for local experiments (IEEE 802)
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)

@@ -57,7 +57,7 @@ func FakeNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// RealPF returns the PCI address of a PF that is free for tests. It skips the test if the machine has no PF.
+// RealPF returns the PCI address of a PF that is free for tests, or skips the test.
 func RealPF(t testing.TB) string {
 	t.Helper()
 	if !onMachine() {
@@ -135,7 +135,7 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until so() returns true, and fails the test after nicTimeout.
+// Await waits until so returns true. nicTimeout fails the test.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(nicTimeout); !so(); time.Sleep(10 * time.Millisecond) {

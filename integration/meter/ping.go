@@ -194,7 +194,7 @@ func roundTrips(samples []time.Duration, patience time.Duration) RoundTrips {
 	}
 	r.Lost = r.Sent - len(r.Samples)
 	sorted := append(slices.Sorted(slices.Values(r.Samples)), slices.Repeat([]time.Duration{patience}, r.Lost)...)
-	// at returns a percentile with the nearest-rank method
+	// A percentile by the nearest-rank method.
 	at := func(percent int) time.Duration { return sorted[(len(sorted)*percent+99)/100-1] }
 	r.P50, r.P95, r.P99 = at(50), at(95), at(99)
 	return r

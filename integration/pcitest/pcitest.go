@@ -130,7 +130,7 @@ func remove(sysfs, address string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeVFs removes the VFs of a PF. The argument of removeVFs is the folder of the PF.
+// removeVFs removes the VFs of the PF with this folder.
 func removeVFs(sysfs, pf string) error {
 	links, _ := filepath.Glob(filepath.Join(pf, "virtfn*"))
 	for _, l := range links {

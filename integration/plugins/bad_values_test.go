@@ -69,7 +69,7 @@ func badBridge() []badValue {
 
 func badHostLocal() []badValue { return badIPAM() }
 
-// rangesEdit returns the arguments of With() that replace the address ranges in the configuration.
+// rangesEdit returns the arguments of With that replace the address ranges.
 func rangesEdit(pairs ...any) []any {
 	r := map[string]any{}
 	for i := 0; i < len(pairs); i += 2 {

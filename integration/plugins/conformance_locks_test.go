@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/integration/snapshot"
 )
 
-// blockedDEL is a DEL that waits for a lock or for a program.
 type blockedDEL struct {
 	title string
 	call  harness.Call

@@ -124,7 +124,7 @@ func inNamespace(path string) func(harness.Call) harness.Call {
 func (h attachedPod) hostVeth() string  { return h.result.Interfaces[1].Name }
 func (h attachedPod) ifbDevice() string { return h.result.Interfaces[3].Name }
 
-// onHost changes a link of the node. The method inPod() changes a link of the pod.
+// onHost changes a link of the node, and inPod one of the pod.
 func onHost(name string, f func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -82,7 +82,7 @@ func TestF44ForeignAtOnce(t *testing.T) {
 	}
 }
 
-// foreign is a lease folder that host-local of the reference plugins and of Podlace use.
+// foreign is a lease folder that the reference plugins' and Podlace's host-local share.
 type foreign struct {
 	binaries []string // the reference's, and that of this tree
 	folder   string

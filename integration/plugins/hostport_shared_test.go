@@ -34,7 +34,7 @@ func TestSharedHostPort(t *testing.T) {
 	}
 }
 
-// sharedPod is a pod with an attachment to each of two networks.
+// sharedPod is a pod attached to two networks.
 type sharedPod struct {
 	*behindLab
 	networks [2]*harness.Network
@@ -106,7 +106,6 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	s.oracle.Clean(t, "a pod left two networks")
 }
 
-// steadyClient is a client that connects to the hostPort in a loop.
 type steadyClient struct {
 	from    *sandbox.Pod
 	address string

@@ -18,7 +18,7 @@ const (
 	largest   = 8 // VFs that the pod requests
 )
 
-// arrivingPod contains the start time, the end time and the number of VFs of a pod.
+// arrivingPod is a pod with its start, its end and its number of VFs.
 type arrivingPod struct {
 	at, until float64
 	vfs       int
@@ -49,7 +49,7 @@ func podTrace(seed uint64, pods int, load float64, vfs int) []arrivingPod {
 	return out
 }
 
-// departures is a heap (container/heap) of running pods, sorted by end time.
+// departures is a heap (container/heap) of running pods by end time.
 type departures []leaving
 
 type leaving struct {
@@ -72,7 +72,7 @@ func (d *departures) Pop() any {
 	return last
 }
 
-// simulationRun is one run of the simulation with one method of choosing VFs.
+// simulationRun is one run with one way of choosing VFs.
 type simulationRun struct {
 	*machine
 	node    kubeletnode.Node
@@ -152,7 +152,7 @@ func randomPicker(seed uint64) kubeletnode.Pick {
 
 func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
 
-// difference returns the sorted elements of the first list that are missing from the second list.
+// difference returns the sorted elements of list that are not in other.
 func difference(list, other []int) []int {
 	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
 	slices.Sort(out)

@@ -99,7 +99,7 @@ func (t topology) pfDevices(pf int) ([]pci.Device, error) {
 	return out, nil
 }
 
-// choiceMethod is the name of a method of choosing VFs for a pod.
+// choiceMethod names a way of choosing VFs for a pod.
 type choiceMethod string
 
 const (

@@ -2,7 +2,7 @@
 
 package main
 
-// podDemand contains how many pods request 1, 2, 4 and 8 VFs.
+// podDemand is how many pods request 1, 2, 4 and 8 VFs.
 type podDemand [4]int
 
 func (d *podDemand) add(vfs, n int) {

@@ -24,7 +24,7 @@ const (
 	measureCount
 )
 
-// measureColumn describes one measure as a column of the table.
+// measureColumn is one measure as a column.
 type measureColumn struct {
 	title  string
 	digits int
@@ -49,7 +49,7 @@ func measures() [measureCount]measureColumn {
 	}
 }
 
-// row contains the results of one method of choosing VFs, for one topology and one policy of the Topology Manager.
+// row has the results of one choiceMethod for one topology and policy of the Topology Manager.
 type row struct {
 	topology  topology
 	policy    kubelet.Policy
@@ -122,7 +122,7 @@ func (r *report) findRow(t topology, p kubelet.Policy, a choiceMethod) (row, boo
 	return row{}, false
 }
 
-// loss describes a measure for which a method of Podlace is worse than the kubelet's random choice.
+// loss is a measure for which a method of Podlace is worse than the kubelet's random choice.
 type loss struct {
 	row
 	measure      int

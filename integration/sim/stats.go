@@ -7,7 +7,7 @@ import (
 	"math"
 )
 
-// meanInterval contains a mean and half the width of its confidence interval.
+// meanInterval is a mean and half the width of its confidence interval.
 type meanInterval struct{ mean, half float64 }
 
 // confidenceInterval returns the runs' mean with its 95 % confidence interval by Student's t distribution, which fits because runs are

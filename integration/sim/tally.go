@@ -7,7 +7,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// freeState contains the numbers of free VFs and CPUs at one time of the simulation.
+// freeState is how many VFs and CPUs are free at one time.
 type freeState struct {
 	free, cpus   int
 	pfs, nodes   []int // free VFs
@@ -39,7 +39,6 @@ func (c *simulationRun) currentState() freeState {
 	return s
 }
 
-// runCounters contains the counters of a simulation run.
 type runCounters struct {
 	pods, full, refused, avoidable int
 	granted, near                  int // all pods, and those with VFs and CPUs near one node
@@ -118,7 +117,7 @@ func count(b bool) int {
 	return 0
 }
 
-// runFigures contains the results of a simulation run, indexed by measure.
+// runFigures are the results of a run by measure.
 type runFigures [measureCount]float64
 
 func (t *runCounters) figures() runFigures {

@@ -22,7 +22,7 @@ type socket struct {
 	buf []byte
 }
 
-// dial opens a socket in the network namespace of the calling thread.
+// dial opens a socket in the calling thread's network namespace.
 func dial(protocol int) (*socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
@@ -124,7 +124,7 @@ func (s *socket) send(typ uint16, body []byte) error {
 	return err
 }
 
-// split appends the body of each message in a datagram to a list.
+// split appends the body of each message in a datagram to bodies.
 func (s *socket) split(b []byte, bodies *[][]byte) (done, torn bool, err error) {
 	for len(b) >= unix.NLMSG_HDRLEN {
 		size := int(native.Uint32(b))

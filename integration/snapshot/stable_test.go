@@ -125,7 +125,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send sends datagrams even if no process listens.
+// send sends datagrams whether or not a process listens.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

@@ -177,7 +177,7 @@ func wrap(before string, lines []string, after string) []string {
 	return slices.Concat([]string{before}, lines, []string{after})
 }
 
-// replaceText calls by() to replace the text of a key in the data of a ConfigMap.
+// replaceText replaces the text of a key in a ConfigMap's data by the result of by.
 func replaceText(lines []string, key string, by func([]string) []string) []string {
 	start := slices.Index(lines, "  "+key+": |") + 1
 	end := start

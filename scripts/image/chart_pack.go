@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The following constants are Helm's media types for a chart in a registry.
+// Helm's media types for a chart in a registry.
 const (
 	chartConfigType  types.MediaType = "application/vnd.cncf.helm.config.v1+json"
 	chartContentType types.MediaType = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"

@@ -35,7 +35,7 @@ func rules() []componentRule {
 	}
 }
 
-// violation returns an error text with the names of the components that break the rule.
+// violation returns an error text with the components that break the rule.
 func (r componentRule) violation(chosen string) string {
 	if len(r.oneOf) > 0 {
 		return fmt.Sprintf("component %s needs %s: %s", r.component, strings.Join(r.oneOf, " or "), r.reason)

@@ -95,7 +95,6 @@ func decodeStrict(t *testing.T, text []byte, into any) {
 	}
 }
 
-// device returns the DaemonSet of the device plugin.
 func (d objectsByName) device(t *testing.T) *apps.DaemonSet {
 	t.Helper()
 	set, ok := d["DaemonSet sriov-device-plugin"].(*apps.DaemonSet)

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// command describes one subcommand of the program, such as `build`.
+// command is one subcommand, such as `build`.
 type command struct {
 	name, args string
 	run        func(args []string) error

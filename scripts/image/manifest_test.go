@@ -35,7 +35,7 @@ type manifestObjects struct {
 	agent     apps.DaemonSet
 }
 
-// parseManifest reads a manifest as strictly as an API server. It fails the test if a key is unknown or duplicate.
+// parseManifest reads a manifest as strictly as an API server. An unknown or duplicate key fails the test.
 func parseManifest(t *testing.T, text []byte) (o manifestObjects) {
 	t.Helper()
 	want := []struct {
@@ -193,7 +193,7 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// differences compares two manifests. It ignores the order of volumes, because patches change the order.
+// differences compares two manifests without the order of volumes, which patches change.
 func differences(got, want manifestObjects) string {
 	byName := cmpopts.SortSlices(func(a, b core.Volume) bool { return a.Name < b.Name })
 	return cmp.Diff(want, got, cmp.AllowUnexported(manifestObjects{}), byName)

@@ -44,7 +44,6 @@ func headComment(file string) (string, error) {
 	return strings.Join(words, " "), err
 }
 
-// values returns the text of values.yaml.
 func values(image string, components []string, comments map[string]string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\nimage: %q\n\n# Components, as in docs/CLUSTER.md.\n", imageComment, image)

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// agentCluster is a cluster of three nodes. Two nodes share a link; the third node is behind a router.
+// agentCluster is three nodes, two on one link and one behind a router.
 type agentCluster struct {
 	*controlPlane
 	nodes []*agentNode

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// clusterLoad describes a load on the API server: kubelets report their status, and clients watch all nodes.
+// clusterLoad is a load on the API server: kubelets report their status, and clients watch all nodes.
 type clusterLoad struct {
 	updates, events atomic.Int64
 	failure         atomic.Value

@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// agentNode is a simulated node: a network namespace with its own state folders, in which an agent runs.
+// agentNode is a network namespace with its own state folders, in which an agent runs.
 type agentNode struct {
 	*controlPlane
 	name  string
@@ -164,7 +164,7 @@ func (n *agentNode) monitorWrites() (changes func() []string) {
 	return changes
 }
 
-// routeArrivals contains the times at which the kernel reported new routes on a node.
+// routeArrivals are the times at which the kernel reported new routes.
 type routeArrivals struct {
 	mu   sync.Mutex
 	at   map[netip.Prefix]time.Time // the first event
@@ -247,7 +247,6 @@ func (a *routeArrivals) readRoutes() {
 	}
 }
 
-// nodeExec runs CNI plugins in the namespace of a node.
 type nodeExec struct {
 	*invoke.DefaultExec
 	node *agentNode

@@ -92,7 +92,7 @@ func (p *controlPlane) setPodCIDRs(id int) error {
 		Body(harness.Encode(map[string]any{"spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})).Do(context.Background()).Error()
 }
 
-// joinNode creates a node and then sets its podCIDRs. It returns the time just before the node got the podCIDRs.
+// joinNode creates a node, sets its podCIDRs, and returns the time just before.
 func (p *controlPlane) joinNode(o *corev1.Node, id int) (before time.Time, err error) {
 	if err := p.create(o); err != nil {
 		return before, err

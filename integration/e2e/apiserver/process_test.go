@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// testProcess is a running program. The program ends when the test ends, or earlier.
+// testProcess is a program that ends with the test or earlier.
 type testProcess struct {
 	name  string
 	cmd   *exec.Cmd

@@ -31,7 +31,6 @@ const (
 	within   = time.Minute
 )
 
-// scaleRow contains the measured values for one cluster size.
 type scaleRow struct {
 	nodes          int
 	lists          string

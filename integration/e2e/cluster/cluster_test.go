@@ -22,7 +22,7 @@ import (
 // clusterLimit is the time limit of a connection in a cluster. Successful connections need much less than this limit.
 const clusterLimit = 30 * time.Second
 
-// clusterNode is a simulated node: a network namespace with its own state folders, podCIDRs and routes.
+// clusterNode is a network namespace with its own state folders, podCIDRs and routes.
 type clusterNode struct {
 	*harness.Network
 	ns        *sandbox.Pod

@@ -17,7 +17,7 @@ import (
 // dnsAddresses are those of the DNS server on the control plane, which scripts/cluster.sh passes to the kubelets.
 const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 
-// testCluster contains the programs and images for the e2e tests, and for the cluster that scripts/cluster.sh starts.
+// testCluster is what the e2e tests and the cluster of scripts/cluster.sh need: programs and images.
 type testCluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
 	image, archive                                      string // the name of Podlace's image, and the file that contains the image
@@ -138,7 +138,7 @@ func (r runningCluster) runScript(ctx context.Context, input []byte, verb string
 	return nil
 }
 
-// startDNS starts the cluster's DNS server on the control plane. It returns a function that stops the DNS server.
+// startDNS starts the DNS server on the control plane. The returned function stops it.
 func (r runningCluster) startDNS(ctx context.Context) (stop func(), err error) {
 	log, err := os.Create(filepath.Join(r.folder, "dns.log"))
 	if err != nil {

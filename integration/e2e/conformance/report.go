@@ -20,7 +20,6 @@ const (
 	notRun  specState = "not run" // by the filters of the run, or because the run ended before
 )
 
-// specResult contains the result of one Kubernetes e2e test (spec), with its name, reason and duration.
 type specResult struct {
 	Name   string
 	State  specState
@@ -34,7 +33,7 @@ type suiteReport struct {
 	Trouble []string
 }
 
-// ginkgoSuite contains the fields of Ginkgo's JSON report that this program reads.
+// ginkgoSuite is what this program reads of Ginkgo's JSON report.
 type ginkgoSuite struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []ginkgoSpec

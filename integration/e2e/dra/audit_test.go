@@ -12,7 +12,6 @@ import (
 
 const kubeletUser = "system:node:" + nodeName
 
-// request contains the fields of one request in the API server's audit log.
 type request struct {
 	Verb       string
 	RequestURI string
@@ -32,7 +31,7 @@ func (r request) isWrite() bool {
 	return false
 }
 
-// mark returns the current size of the audit log. With this size as an argument, requests() reads only later entries.
+// mark returns the size of the audit log, from which requests can read on.
 func (l *lab) mark() int64 {
 	l.Helper()
 	info, err := os.Stat(auditLog(os.Getenv(dirEnv)))

@@ -27,7 +27,6 @@ const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitSt
 // daemonImage is the image of the shipped DaemonSet.
 const daemonImage = "registry.example.com/podlace/sriov-device-plugin:latest"
 
-// cluster is a Kubernetes cluster that scripts/cluster.sh runs.
 type cluster struct {
 	dir     string
 	cmd     *exec.Cmd
@@ -95,7 +94,7 @@ func kubeletFlags() string {
 
 func auditLog(dir string) string { return filepath.Join(dir, "plane", "audit.log") }
 
-// command returns an exec.Cmd that runs a subcommand of cluster.sh. The test cluster has one node and no kube-proxy.
+// command returns an exec.Cmd for a subcommand of cluster.sh. The cluster has one node and no kube-proxy.
 func (c *cluster) command(verb string, args ...string) *exec.Cmd {
 	cmd := exec.Command(script(), append([]string{verb, c.dir}, args...)...)
 	cmd.Env = append(os.Environ(), "NODES=node1", "PROXY=none", "FAMILIES=4")
@@ -157,7 +156,6 @@ func sysctls() (values string) {
 	return values
 }
 
-// load returns the machine's load averages.
 func load() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	return strings.Join(strings.Fields(string(text))[:2], " ")
@@ -183,7 +181,6 @@ func (c *cluster) serve() (err error) {
 	return nil
 }
 
-// outcome contains the output of a command and its error.
 type outcome struct{ Output, Error string }
 
 func (c *cluster) answer(conn net.Conn) {

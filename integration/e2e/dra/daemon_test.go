@@ -48,7 +48,7 @@ func newDaemon(t *testing.T, sysfs, config string) *daemon {
 
 func (d *daemon) configFile() string { return filepath.Join(d.dir, "config.json") }
 
-// configure writes the configuration of the daemon. A running daemon reloads the changed configuration.
+// configure writes the daemon's configuration, which a running daemon reloads.
 func (d *daemon) configure(config string) {
 	d.t.Helper()
 	file := d.configFile()
@@ -92,7 +92,6 @@ func (d *daemon) end(signal syscall.Signal) {
 	d.cmd = nil
 }
 
-// restart stops the daemon with a signal and starts the daemon again.
 func (d *daemon) restart(signal syscall.Signal) {
 	d.t.Helper()
 	d.end(signal)
@@ -100,7 +99,6 @@ func (d *daemon) restart(signal syscall.Signal) {
 	d.ready()
 }
 
-// get returns the daemon's response to an HTTP request.
 func (d *daemon) get(path string) (string, error) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -168,14 +166,12 @@ func tail(log string, lines int, words ...string) string {
 	return strings.Join(found[max(0, len(found)-lines):], "")
 }
 
-// podlace runs `podlace sriov` and returns its output.
 func (d *daemon) podlace(args ...string) (string, error) {
 	args = append([]string{"sriov"}, append(args, "--config-file", d.configFile())...)
 	out, err := exec.Command(filepath.Join(d.bin, "podlace"), args...).CombinedOutput()
 	return string(out), err
 }
 
-// carrier switches a PF's carrier on or off.
 func (d *daemon) carrier(pf, ifname string, on bool) {
 	d.t.Helper()
 	pcitest.Set(d.t, d.sysfs, pf, "net/"+ifname+"/carrier", map[bool]string{true: "1", false: "0"}[on])

@@ -58,7 +58,7 @@ func (l *lab) owned(pod string) (ids []string) {
 	return ids
 }
 
-// allocatable returns the number of allocatable devices of a resource in the status of the Node object.
+// allocatable returns the number of allocatable devices in the Node's status.
 func (l *lab) allocatable(resource string) int64 {
 	l.Helper()
 	n, err := l.client.CoreV1().Nodes().Get(l.background(), nodeName, metav1.GetOptions{})

@@ -36,7 +36,7 @@ const fast = `{"resourceList": [
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
-// setup describes the configuration and the cards of a test's node. Most tests use the zero value of setup.
+// setup is the configuration and the cards of a test's node, for most tests the zero value.
 type setup struct {
 	config  string          // configuration of the daemon; "" means fast
 	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
@@ -68,7 +68,7 @@ func newLab(t *testing.T, s setup) *lab {
 	return l
 }
 
-// prepare creates the cards and the Kubernetes namespace of a test, but does not start the daemon.
+// prepare creates a test's cards and Kubernetes namespace without starting the daemon.
 func prepare(t *testing.T, s setup) *lab {
 	t.Helper()
 	if reason := os.Getenv(skipEnv); reason != "" {
@@ -93,7 +93,7 @@ func prepare(t *testing.T, s setup) *lab {
 	return l
 }
 
-// connect creates Kubernetes clients with the rights of an administrator.
+// connect creates Kubernetes clients with an administrator's rights.
 func (l *lab) connect() {
 	l.Helper()
 	config, err := adminConfig()
@@ -134,7 +134,7 @@ func (l *lab) makeNamespace() {
 // class returns the name of the test's DeviceClass, which selects the VFs of the resource example.com/fast.
 func (l *lab) class() string { return l.ns + "-fast" }
 
-// clear deletes the Kubernetes objects of the test. If a VF does not return to the node, the test fails.
+// clear deletes the test's Kubernetes objects. All VFs must return to the node.
 func (l *lab) clear() {
 	ctx := context.Background()
 	if l.cmd == nil && !l.isPod {
@@ -182,7 +182,7 @@ func (l *lab) noRecords() error {
 	return nil
 }
 
-// try repeats a check until the check succeeds or the time limit ends.
+// try repeats a check until it succeeds or the time is up.
 func try(check func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err = check(); err == nil {
@@ -202,7 +202,7 @@ func within(t *testing.T, what string, check func() error) time.Duration {
 	return time.Since(begin)
 }
 
-// remains repeats a check for 4 seconds. If the check fails during this time, the test fails.
+// remains repeats a check for 4 seconds, each of which must succeed.
 func remains(t *testing.T, what string, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {

@@ -107,7 +107,7 @@ func (l *lab) allHome() error {
 	return nil
 }
 
-// journals returns the VFs for which the sriov plugin has a journal. A VF has a journal while a pod uses the VF.
+// journals returns the VFs with a journal, which are those that pods use.
 func journals() (ids []string) {
 	entries, _ := os.ReadDir("/run/podlace/.vfs")
 	for _, e := range entries {

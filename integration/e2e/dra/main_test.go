@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// needs returns an error that describes a missing precondition.
+// needs returns an error for a missing precondition.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {

@@ -48,7 +48,6 @@ func (l *lab) tryCreate(text string) error {
 	return nil
 }
 
-// fill sets the defaults of an object.
 func (l *lab) fill(o *unstructured.Unstructured) {
 	versions := map[string]string{"Pod": "v1", "Namespace": "v1", "DaemonSet": "apps/v1"}
 	if o.GetAPIVersion() == "" {
@@ -211,7 +210,6 @@ func (l *lab) event(name string, texts ...string) (message string) {
 	return message
 }
 
-// events returns the messages of an object's events.
 func (l *lab) events(name string) (messages []string) {
 	list, err := l.client.CoreV1().Events(l.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// sandbox describes the sandbox of a running pod.
 type sandbox struct {
 	id, netns string
 	pid       int
@@ -86,7 +85,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	}
 }
 
-// logs returns the output of each container of a pod. It first waits until each container has printed a line.
+// logs returns the output of each container of a pod, once all have printed a line.
 func (l *lab) logs(pod string) map[string]string {
 	l.Helper()
 	p, err := l.getPod(pod)
@@ -128,7 +127,6 @@ func (l *lab) variables(pod, container string) map[string]string {
 	return found
 }
 
-// describe logs information that explains a failure.
 func (l *lab) describe() {
 	ctx := context.Background()
 	pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})

@@ -25,7 +25,7 @@ var (
 	scalePods  = flag.Int("pods", 2000, "TestScale: pods with a ResourceClaimTemplate for one VF")
 )
 
-// The constant "writers" is the number of parallel requests.
+// writers is the number of parallel requests.
 const writers = 32
 
 // TestScale measures how fast the scheduler binds pods with claims in a cluster of many nodes. The others' slices are copies of the real
@@ -159,7 +159,7 @@ func (l *lab) noVFTwice(client kubernetes.Interface) {
 	}
 }
 
-// removeScale deletes the objects of TestScale. It deletes the pods by force, because no kubelet would end them.
+// removeScale deletes the objects of TestScale, pods by force because no kubelet would end them.
 func (l *lab) removeScale(client kubernetes.Interface) {
 	ctx, now := l.background(), int64(0)
 	selected := metav1.ListOptions{LabelSelector: scaleLabel}

@@ -155,7 +155,7 @@ spec:
 	}
 }
 
-// stub simulates the DRA driver of another vendor. The devices of this driver are CPUs.
+// stub simulates another vendor's DRA driver, whose devices are CPUs.
 type stub struct{}
 
 const stubDriver = "cpu.example.com"

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// slices returns the driver's slices, sorted by the address of their PF and the index of their first device.
+// slices returns the driver's slices by the address of their PF and the index of their first device.
 func (l *lab) slices() []resourceapi.ResourceSlice {
 	l.Helper()
 	list, err := l.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{
@@ -55,7 +55,7 @@ func (l *lab) published() {
 	within(l.T, "the VFs are in slices", func() error { return errors.Join(l.offers(l.ids...), l.tainted("", false)) })
 }
 
-// offers returns an error unless the slices of the pool are complete and contain exactly the given VFs.
+// offers returns an error unless the pool's slices are complete and have exactly these VFs.
 func (l *lab) offers(ids ...string) error {
 	var want, got []string
 	for _, id := range ids {

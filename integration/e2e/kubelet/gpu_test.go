@@ -15,7 +15,7 @@ import (
 
 const gpus = "example.com/gpu"
 
-// gpuPlugin is a second device plugin of the node. It offers one GPU on each NUMA node, without any device files.
+// gpuPlugin is a second device plugin, with one GPU on each NUMA node and no device files.
 type gpuPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 }

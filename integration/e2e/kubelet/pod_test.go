@@ -197,7 +197,7 @@ func (l *testLab) variablesOf(name string) map[string]string {
 	return variables
 }
 
-// removePods ends pods. It waits until the pods are missing from the kubelet's list and have no sandbox.
+// removePods ends pods and waits until they have left the kubelet's list and have no sandbox.
 func (l *testLab) removePods(names ...string) {
 	l.t.Helper()
 	for _, name := range names {
@@ -248,7 +248,7 @@ func (l *testLab) removeAll() {
 	}
 }
 
-// sameNUMA returns the NUMA node of the devices. It fails the test if the devices are on several NUMA nodes.
+// sameNUMA returns the NUMA node of the devices, which must be on one.
 func (l *testLab) sameNUMA(pod string, ids []string) int {
 	l.t.Helper()
 	for _, id := range ids {

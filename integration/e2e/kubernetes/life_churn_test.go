@@ -91,7 +91,7 @@ func (r *podChurn) deleteBatch(batch int) error {
 	return err
 }
 
-// endChurn waits until all pods have started and are deleted. It fails the test unless each ADD and DEL succeeded.
+// endChurn waits until all pods have started and are deleted. Each ADD and DEL must have succeeded.
 func (r *podChurn) endChurn(t *testing.T) {
 	t.Helper()
 	close(r.stop)

@@ -62,7 +62,7 @@ func (p *Pod) Stop() {
 	p.t.Logf("pod %s: StopPodSandbox %d ms", p.Name, time.Since(begin).Milliseconds())
 }
 
-// Remove stops and removes the sandbox. It is a no-op if the sandbox is already removed.
+// Remove stops and removes the sandbox. It is a no-op if there is none.
 func (p *Pod) Remove() {
 	p.t.Helper()
 	if p.Sandbox == "" {
