@@ -99,7 +99,7 @@ func (p *fakeKernel) unbind(address, driver string) error {
 	return unbindDriver(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
 }
 
-// probeDriver binds a PCI function to the driver in driver_override or to its default driver, and if only is not "", just to that one. It
+// probeDriver binds a PCI function to the driver in driver_override or to its default driver, but if driver is not "", only to this one. It
 // is no error if no driver accepts the function.
 func (p *fakeKernel) probeDriver(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
