@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Named is Attachment with the pod's name as container ID.
+// Named is Attachment with the pod's name as container ID and as K8S_POD_NAME.
 func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	rt := Attachment(pod, pod.Name, caps)
 	for i, arg := range rt.Args {
