@@ -143,7 +143,7 @@ start() {
   units[$1]=$!
 }
 
-# lan is the process that keeps the network namespaces open. When lan ends, the cluster ends.
+# lan keeps the network namespaces open. The cluster ends with it.
 lan() {
   local n
   echo $$ >"$dir/pid"
@@ -167,7 +167,7 @@ lan() {
   until wait; do :; done # a signal interrupts it
 }
 
-# boot ends the machine that the file names, and restarts the machine.
+# boot ends the machine that the file names, and starts it again.
 boot() {
   local n
   n=$(cat "$dir/reboot")
@@ -194,7 +194,7 @@ reboot() {
   die "$1 did not reboot"
 }
 
-# plane_route NODE adds the API server's route to the node's pods. Other machines cannot reach these pods through the router.
+# plane_route NODE adds the API server's route to the node's pods, which other machines cannot reach through the router.
 plane_route() {
   local c f
   for c in $(cidrs_of "$1"); do

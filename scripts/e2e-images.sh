@@ -6,8 +6,8 @@
 set -euo pipefail
 cache=$(realpath -m "${1:?usage: e2e-images.sh CACHE}")
 here=$(cd "$(dirname "$0")" && pwd)
-# The sandboxes of scripts/node.sh use the image podlace.test/busybox:1. Here it has the content of Kubernetes' pause image.
-# One image serves agnhost and all other images with a shell: curl, nc, dig, ss and conntrack with their dependencies.
+# scripts/node.sh's sandboxes use podlace.test/busybox:1, here with the content of Kubernetes' pause image. One image serves agnhost and all
+# images with a shell: curl, nc, dig, ss and conntrack with their dependencies.
 packages="busybox-static dash curl wget netcat-openbsd iproute2 bind9-dnsutils conntrack libc-bin"
 programs=$("$here/programs.sh" "$cache/programs" e2e agnhost regression-issue-74839 pause)
 for tool in apt-get dpkg-deb; do

@@ -55,8 +55,8 @@ plan() {
   done
 }
 
-# note_all adds the new files to the receipt. note_all writes the receipt before the first change. If an installation is interrupted
-# before it replaces a file, the hash of the file differs from the receipt, and uninstall.sh keeps the file.
+# note_all adds the new files to the receipt before the first change. If the installation is interrupted before it replaces a file, the hash
+# differs from the receipt, so uninstall.sh keeps the file.
 note_all() {
   local i path
   for i in "${!targets[@]}"; do

@@ -47,7 +47,7 @@ hierarchies() {
 	done </proc/self/mounts
 }
 
-# remove NAME waits until the processes of the cgroup NAME have ended, and removes the cgroup and all cgroups below it.
+# remove NAME waits until the processes of the cgroup have ended, and removes it with all below it.
 remove() {
 	hierarchies | while read -r _ at; do
 		for _ in $(seq "${2:-100}"); do
@@ -89,9 +89,8 @@ run() {
 	esac
 	sweep
 	group=podlace-node-$$
-	# The node's first process ends at the end of input. If this script is killed,
-	# unshare(1) and the node's first process are killed too. In both cases the
-	# kernel then ends all processes in the node's pid namespace.
+	# The node's first process ends at the end of input. If this script is killed, so are unshare(1) and that process. The kernel then ends all
+	# processes in the node's pid namespace.
 	exec 3<&0
 	setpriv --pdeathsig KILL "$0" join "$dir" "$group" <&3 3<&- &
 	node=$!
@@ -120,8 +119,8 @@ join() {
 	exec unshare --cgroup "$0" split "$dir" "$group"
 }
 
-# split runs in the new cgroup namespace. A v2 group that contains processes cannot
-# enable controllers for its children, so split moves the node's processes into a leaf.
+# split runs in the new cgroup namespace. A v2 group with processes cannot enable controllers for its children, so split moves the node's
+# processes into a leaf.
 split() {
 	for at in $(hierarchies | sed -n 's/^cgroup2 //p'); do
 		mkdir "$at/$group/init"
@@ -274,8 +273,8 @@ containerd_images() {
 
 crio_programs() { echo "$CRIO/crio $CRIO/pinns ${RUNC:-runc} conmon skopeo"; }
 
-# crio_runc writes the runc wrapper that CRI-O calls. It removes the limits of huge pages, which CRI-O sets even without a mounted hugetlb.
-# It raises a negative oom_score_adj, which needs CAP_SYS_RESOURCE, to 0. containerd has options for both.
+# crio_runc writes the runc wrapper that CRI-O calls. It removes the limits of huge pages, which CRI-O sets even without hugetlb, and raises
+# a negative oom_score_adj, which needs CAP_SYS_RESOURCE, to 0. containerd has options for both.
 crio_runc() {
 	cat >/run/node/runc <<-EOF
 		#!/bin/sh

@@ -40,7 +40,7 @@ fi
 skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
 if [ "$skipped" -gt 0 ]; then
   echo "skipped, with the reason:"
-  # The reason is the last output of the test. If the test has no name, the reason is in the previous line.
+  # The reason is the last output of the test or, if the test has no name, the previous line.
   awk '/^=== / {name = $3} /^ +[^ ]+\.go:[0-9]+: / {said[name] = $0}
     /^ *--- SKIP/ {why = $3 in said ? said[$3] : last; sub(/^ */, "", why); print "  " $3 ": " why} /^SKIP / {print "  " $0} {last = $0}' "$log"
 fi

@@ -118,7 +118,7 @@ func TestTraced(t *testing.T) {
 	if got.Processes < 2 {
 		t.Errorf("%d forks, want at least 2", got.Processes)
 	}
-	// The program `env` replaces itself with `true` or `false`. strace therefore prints an execve of `true` or `false`, but no fork.
+	// `env` replaces itself with `true` or `false`, so strace prints an execve but no fork.
 	if diff := cmp.Diff(map[string]int{"env": 2, "true": 1, "false": 1}, got.Programs); diff != "" {
 		t.Errorf("programs (-want +got):\n%s", diff)
 	}

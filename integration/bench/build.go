@@ -18,11 +18,10 @@ func build(name string, args ...string) error {
 	return nil
 }
 
-// The type pluginSet contains one of the two plugin folders that the benchmark compares, and the name that the report uses for this folder.
+// pluginSet is one of the two compared plugin folders, with its name in the report.
 type pluginSet struct{ name, folder string }
 
-// usableSets returns the plugin sets that can run the plugin chain `s` on this machine. For each plugin set that cannot run the chain,
-// usableSets returns a message with the name of the missing program.
+// usableSets returns the plugin sets that can run the chain on this machine, and a message with the missing program for each other set.
 func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []string) {
 	for _, each := range []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}} {
 		tool := neededTool(each.name, s)
@@ -35,8 +34,7 @@ func (f pluginFolders) usableSets(s scenario) (usable []pluginSet, missing []str
 	return usable, missing
 }
 
-// neededTool returns the external program that the plugins of the chain `s` start, or "". With the nftables backend, only the reference
-// plugin starts an external program.
+// neededTool returns the external program that the plugins of a chain start, or "". With nftables, only the reference plugin starts one.
 func neededTool(side string, s scenario) string {
 	switch {
 	case s.backend == "iptables":

@@ -34,7 +34,7 @@ const (
 	resultsFolder = "/var/lib/cni/networks"
 )
 
-// The type scenario describes a chain of plugins. The benchmark runs this chain with Podlace and with the reference plugins.
+// scenario is a chain of plugins that runs with Podlace and with the reference plugins.
 type scenario struct {
 	name    string
 	backend string // backend of portmap and of masquerade
@@ -52,15 +52,14 @@ func nftables() scenario {
 	return scenario{name: scenarioNftables, backend: "nftables", subnet: "10.89.0.0/16", port: 18080}
 }
 
-// The method slug() returns a short name of the plugin chain, with characters that are valid in names of networks and pods.
+// slug returns a short name that is valid in names of networks and pods.
 func (s scenario) slug() string { return s.backend }
 
 func (s scenario) bridge() string { return "br-" + s.slug() }
 
-// The type pluginConf is the configuration of one plugin in a conflist.
 type pluginConf map[string]any
 
-// pluginEntries returns the plugins of the conflist, with their keys. Podlace and the reference plugins get the same conflist.
+// pluginEntries returns the plugins of the conflist, which is the same for both plugin sets.
 func (s scenario) pluginEntries() []pluginConf {
 	bridge := pluginConf{
 		"type": "bridge", "bridge": s.bridge(), "isDefaultGateway": true,
@@ -83,8 +82,7 @@ func annotatedLimits(rate uint64) map[string]uint64 {
 	return map[string]uint64{"ingressRate": rate, "ingressBurst": runtimeBurst, "egressRate": rate, "egressBurst": runtimeBurst}
 }
 
-// The method capabilities() returns the capabilities that a runtime passes for a pod with one hostPort. If the argument `limited` is true,
-// the pod also has two bandwidth annotations.
+// capabilities returns what a runtime passes for a pod with one hostPort and, if limited, two bandwidth annotations.
 func (s scenario) capabilities(limited bool) map[string]any {
 	args := map[string]any{
 		"portMappings": []map[string]any{{"hostPort": s.port, "containerPort": podPort, "protocol": "tcp"}},
@@ -95,7 +93,7 @@ func (s scenario) capabilities(limited bool) map[string]any {
 	return args
 }
 
-// The type chain runs the plugins of one plugin folder for one attachment, in the same order as libcni.
+// chain runs the plugins of one plugin folder for one attachment, in the same order as libcni.
 type chain struct {
 	folder  string
 	network string
@@ -107,7 +105,7 @@ type chain struct {
 	result  json.RawMessage
 }
 
-// The type invocation describes one call of a plugin in a chain. Each invocation starts one process.
+// invocation is one call of a plugin, which is one process.
 type invocation struct {
 	name  string
 	path  string
@@ -116,10 +114,9 @@ type invocation struct {
 	stdin []byte
 }
 
-// The type processRunner is a function that starts a plugin process and returns its standard output.
+// processRunner starts a plugin process and returns its standard output.
 type processRunner func(invocation) ([]byte, error)
 
-// The method run() executes one verb of the chain inside the node's network namespace.
 func (c *chain) run(verb string, exec processRunner) error {
 	return c.node.Do(func() error {
 		if verb == verbAdd {
@@ -172,8 +169,8 @@ func (c *chain) invocation(verb string, p pluginConf) (invocation, error) {
 	return invocation{name: kind, path: filepath.Join(c.folder, kind), stdin: stdin, env: env}, nil
 }
 
-// stdinOf returns the plugin's configuration with all keys that libcni adds: the name and version of the network, prevResult, and the
-// capability arguments that the plugin declares.
+// stdinOf returns the plugin's configuration with what libcni adds: name and version of the network, prevResult, and the capability
+// arguments that the plugin declares.
 func (c *chain) stdinOf(p pluginConf) pluginConf {
 	conf := pluginConf{"cniVersion": cniVersion, "name": c.network}
 	for key, value := range p {
@@ -195,7 +192,7 @@ func (c *chain) stdinOf(p pluginConf) pluginConf {
 	return conf
 }
 
-// podAddress returns the first address of the pod, and the gateway for this address.
+// podAddress returns the pod's first address and its gateway.
 func (c *chain) podAddress() (pod, gateway netip.Addr, err error) {
 	var result struct {
 		IPs []struct {
@@ -212,7 +209,6 @@ func (c *chain) podAddress() (pod, gateway netip.Addr, err error) {
 	return result.IPs[0].Address.Addr(), result.IPs[0].Gateway, nil
 }
 
-// flowOf returns a traffic flow between the node and an attached pod, in the given direction.
 func (c *chain) flowOf(direction string) (meter.Flow, error) {
 	address, gateway, err := c.podAddress()
 	if direction == intoPod {
@@ -221,7 +217,7 @@ func (c *chain) flowOf(direction string) (meter.Flow, error) {
 	return meter.Flow{From: c.pod.Do, To: c.node.Do, Listen: netip.AddrPortFrom(gateway, 0)}, err
 }
 
-// whileAttached runs ADD, calls the function `f`, and then runs DEL.
+// whileAttached runs f between ADD and DEL.
 func (c *chain) whileAttached(f func() error) (err error) {
 	defer func() { err = errors.Join(err, c.run(verbDel, executeProcess)) }()
 	if err := c.run(verbAdd, executeProcess); err != nil {
@@ -230,16 +226,15 @@ func (c *chain) whileAttached(f func() error) (err error) {
 	return f()
 }
 
-// executeProcess starts a plugin process without a time measurement, and returns its standard output.
+// executeProcess runs a plugin without measuring it, and returns its standard output.
 func executeProcess(inv invocation) ([]byte, error) {
 	out, _, err := inv.runTimed()
 	return out, err
 }
 
-// The type cost is what one process or a chain of processes takes: the wall time from the fork to the end, and the processor time.
+// cost is the wall time from the fork to the end, and the processor time.
 type cost struct{ wall, cpu time.Duration }
 
-// runTimed starts a plugin process and measures it.
 func (inv invocation) runTimed() ([]byte, cost, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(inv.path, inv.args...)

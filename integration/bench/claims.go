@@ -20,8 +20,7 @@ const (
 
 func podOfClaim(i int) string { return fmt.Sprintf("1c3d9b0f-6e1f-4f6f-9e1d-%012d", i) }
 
-// writeClaims writes the records of claims, and the kubelet's file dra_manager_state with the same claims. Claim 0 gets the second VF of
-// the simulated card.
+// writeClaims writes the records of claims and the kubelet's dra_manager_state with the same claims. Claim 0 gets the second VF.
 func writeClaims(kubelet string) error {
 	var noted []claimtest.Claim
 	for i := range claims {
@@ -42,7 +41,7 @@ func writeClaims(kubelet string) error {
 	return claimtest.WriteState(kubelet, noted...)
 }
 
-// measureClaim compares two pods. One of the two pods has a VF from a ResourceClaim. The other pod has a VF from the device plugin API.
+// measureClaim compares a pod whose VF is from a ResourceClaim with one whose VF is from the device plugin API.
 func (n nodes) measureClaim(r *report, o options) error {
 	pods := []string{podWithVF, podWithClaim + podOfClaim(0)}
 	entries := make([]*contenderEntry, len(pods))

@@ -20,7 +20,6 @@ func (r *report) measureChains(o options, n nodes) {
 	r.addSizes(o.pluginFolders)
 }
 
-// measureChain runs one plugin chain repeatedly, and adds the measured times to the report.
 func (r *report) measureChain(o options, n nodes, s scenario) {
 	sides, missing := o.usableSets(s)
 	r.skip(missing...)
@@ -47,7 +46,7 @@ func summary(samples []time.Duration) verbTimes {
 	return verbTimes{P50: ms(50), P95: ms(95)}
 }
 
-// addChain adds a table row with the cost of the whole chain. If the chain has several plugins, the table also gets a row for each plugin.
+// addChain adds a row for the whole chain and, if it has several plugins, one for each.
 func (r *report) addChain(name, verb string, entries []*contenderEntry) {
 	row := chainRow{Chain: name, Verb: verb, Sides: map[string]verbTimes{}}
 	var plugins []chainRow
@@ -77,7 +76,7 @@ func (r *report) addChain(name, verb string, entries []*contenderEntry) {
 	r.Plugins = append(r.Plugins, plugins...)
 }
 
-// setVerdict divides Podlace's median time by the median time of the reference plugins, and compares the result with the permitted ratio.
+// setVerdict compares Podlace's median, divided by that of the reference plugins, with the permitted ratio.
 func (row *chainRow) setVerdict(bar float64) {
 	row.target = compareAtMost(row.Sides[sideOurs].P50, row.Sides[sideReference].P50, bar)
 }

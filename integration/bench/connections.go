@@ -27,8 +27,8 @@ const (
 	connectionPort   = 8080
 )
 
-// measureConnections measures connections from another machine to a hostPort. There are three cases: the node has no other pods, a few
-// other pods with many ports, or many other pods with one port each. The reference plugin uses its default backend, iptables.
+// measureConnections measures connections from another machine to a hostPort: alone on the node, beside a few pods with many ports, and
+// beside many pods with one port each. The reference plugin uses iptables, its default.
 func (r *report) measureConnections(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	packed, spread := map[string]figure{}, map[string]figure{}
@@ -45,7 +45,7 @@ func (r *report) measureConnections(o options, n nodes) {
 			}
 		}
 		for i := 0; err == nil && i < connectionRounds; i++ {
-			// The order of the three cases rotates, so that no case is always the first.
+			// Rotate the order, so that no case is always the first.
 			err = errors.Join(of[i%3].sampleConnections(), of[(i+1)%3].sampleConnections(), of[(i+2)%3].sampleConnections())
 		}
 		if err != nil {
@@ -65,13 +65,11 @@ func (r *report) measureConnections(o options, n nodes) {
 	}
 }
 
-// The type otherPods describes the hostPorts of other pods on the node. The field `count` is the total number of these hostPorts. The field
-// `each` is the number of hostPorts of each pod.
+// otherPods is the total number of other pods' hostPorts, and the number that each pod has.
 type otherPods struct{ count, each int }
 
-// cloneRules simulates many pods on a node that has one real pod. For each simulated pod, cloneRules copies the iptables rules of the real
-// pod and changes the ports. The copied rules come before the rules of the real pod, as if the simulated pods had been attached earlier.
-// Real ADDs of all these pods would take hours with the reference plugin.
+// cloneRules simulates many pods by copies of a real pod's iptables rules with other ports. They come before its own rules, as if those
+// pods had been attached earlier. Real ADDs would take hours with the reference plugin.
 func cloneRules(c *chain, count int) error {
 	return c.node.Do(func() error {
 		out, err := exec.Command("iptables-save", "-t", "nat").Output()
@@ -91,11 +89,11 @@ func cloneRules(c *chain, count int) error {
 	})
 }
 
-// clonesAtOnce is the maximum number of pods whose copied rules are in one message to the kernel.
+// clonesAtOnce is the maximum number of simulated pods in one message to the kernel.
 const clonesAtOnce = 40
 
-// restoreClones adds copied rules for the simulated pods with the numbers from first to end-1. The argument `saved` contains the rules of
-// the real pod, and the argument `own` contains the name of the real pod's chain.
+// restoreClones adds the rules of the simulated pods from first to end-1. saved are the rules of the real pod, own is the name of its
+// chain.
 func restoreClones(saved, own string, first, end int) error {
 	var input strings.Builder
 	input.WriteString("*nat\n")
@@ -120,20 +118,19 @@ func restoreClones(saved, own string, first, end int) error {
 	return nil
 }
 
-// The type hostPort describes a hostPort of a pod, and the client machine that connects to this hostPort.
+// hostPort is a pod's hostPort with the client machine that connects to it.
 type hostPort struct {
 	client  *sandbox.Pod
 	to      unix.SockaddrInet4
 	samples []time.Duration
 }
 
-// hostPortOf creates a separate node with hostPorts of other pods, and a pod that accepts all connections to its hostPort.
+// hostPortOf creates a node with other pods' hostPorts, and a pod that accepts all connections to its own.
 func (n nodes) hostPortOf(side pluginSet, backend string, beside otherPods) (*hostPort, error) {
 	name := fmt.Sprintf("connect-%s-%d-%d", side.name, beside.count, beside.each)
 	clone := backend == "iptables" && beside.each == 1
 	pod, node, outside := netip.MustParsePrefix("10.98.0.5/16"), netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")
-	// Delete the records, because all simulated nodes share the folder of records. With the records of an earlier node, the plugin would
-	// report that the hostPort is already in use.
+	// All simulated nodes share the folder of records, so those of an earlier node would make the hostPort look taken.
 	if err := os.RemoveAll(store.Root); err != nil {
 		return nil, err
 	}
@@ -167,8 +164,7 @@ func (n nodes) hostPortOf(side pluginSet, backend string, beside otherPods) (*ho
 	return &hostPort{client: client, to: to}, c.pod.Do(func() error { return acceptAll(netip.AddrPortFrom(pod.Addr(), 80)) })
 }
 
-// joinByVeth connects a namespace to a node by a veth pair. The node's end of the veth pair is a bridge port or has
-// an address.
+// joinByVeth connects a namespace to a node, whose end of the veth pair is a bridge port or has an address.
 func joinByVeth(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gateway, here, there netip.Prefix) error {
 	netns, err := os.Open(with.Path)
 	if err != nil {
@@ -212,7 +208,7 @@ func joinByVeth(node *sandbox.Pod, name, bridge string, with *sandbox.Pod, gatew
 	return err
 }
 
-// acceptAll accepts and closes all connections until the process ends.
+// acceptAll accepts and closes connections until the process ends.
 func acceptAll(at netip.AddrPort) error {
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
@@ -230,7 +226,6 @@ func acceptAll(at netip.AddrPort) error {
 	return nil
 }
 
-// sampleConnections opens connections one after the other and stores their times.
 func (h *hostPort) sampleConnections() error {
 	return h.client.Do(func() error {
 		start := time.Now()
@@ -244,7 +239,7 @@ func (h *hostPort) sampleConnections() error {
 	})
 }
 
-// connectOnce opens a connection and resets it immediately. Without the reset, the client's port would stay in the state TIME_WAIT.
+// connectOnce opens a connection and resets it, so that the client's port does not stay in TIME_WAIT.
 func connectOnce(to unix.Sockaddr) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -254,7 +249,7 @@ func connectOnce(to unix.Sockaddr) error {
 	return errors.Join(err, unix.SetsockoptLinger(s, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}), unix.Close(s))
 }
 
-// hundredConnections returns the median time of 100 connections in milliseconds.
+// hundredConnections returns the median time of 100 connections, in milliseconds.
 func (h *hostPort) hundredConnections() float64 {
 	return p50(h.samples) * connectionsTold / connectionsOfOne
 }

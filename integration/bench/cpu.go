@@ -14,9 +14,8 @@ import (
 // userHZ is the number of ticks per second in /proc/stat and /proc/<pid>/stat on every architecture that Go supports.
 const userHZ = 100
 
-// The type processorTimes contains the idle and busy times of all processors since the boot. The kernel sends the queued packets of a
-// bandwidth limit in a timer interrupt. The times of the sending and receiving processes therefore do not contain this work. The kernel
-// adds the time of the interrupt to the interrupted process, usually the idle process.
+// processorTimes are the idle and busy times of all processors since the boot. A bandwidth limit sends its queued packets in a timer
+// interrupt, whose time is not that of the sender or receiver, but of the interrupted process, usually the idle one.
 type processorTimes struct {
 	at     time.Time
 	count  int
@@ -37,8 +36,7 @@ func readProcessors() (processorTimes, error) {
 	return p, err
 }
 
-// idleTime returns the number of processors in /proc/stat and the sum of their idle times. The time in which a
-// processor waits for a disk counts as idle time.
+// idleTime returns the number of processors in /proc/stat and the sum of their idle times, which include waits for a disk.
 func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	for line := range bytes.Lines(stat) {
 		fields := bytes.Fields(line)
@@ -55,7 +53,7 @@ func idleTime(stat []byte) (count int, idle time.Duration, err error) {
 	return count, idle, nil
 }
 
-// othersTime returns the processor time of all processes except this process and the kernel threads `ksoftirqd`, which handle packets.
+// othersTime returns the processor time of all processes but this one and ksoftirqd, which handles packets.
 func othersTime() (total time.Duration, err error) {
 	paths, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -76,8 +74,7 @@ func othersTime() (total time.Duration, err error) {
 	return total, nil
 }
 
-// statTicks returns the sum of the fields 14 to 17 of /proc/<pid>/stat. Fields 14 to 17 are the user and system times of a process and of
-// its ended children.
+// statTicks returns the sum of fields 14 to 17 of /proc/<pid>/stat: the user and system times of a process and of its ended children.
 func statTicks(stat []byte) (int64, error) {
 	end := bytes.LastIndexByte(stat, ')')
 	fields := bytes.Fields(stat[end+1:])
@@ -98,10 +95,9 @@ func sumOf(fields [][]byte) (sum int64, err error) {
 	return sum, nil
 }
 
-// timeSince returns the processor time that this process used, plus the processor time that the kernel used for the packets of this
-// process. The returned time is the total time minus the idle time and minus the time of other processes. The result is 0 if the time is
-// unknown. The time is unknown if the sum of the other processes' times has decreased. The sum decreases if a parent process never waits
-// for its ended child, because the kernel then drops the child's times.
+// timeSince returns the processor time of this process and of the kernel's work on its packets: the total without the idle time and the
+// time of other processes. It returns 0 if their sum has decreased, as it does when the kernel drops the times of a child for which its
+// parent never waited.
 func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	others := p.others - before.others
 	if others < 0 {
@@ -110,8 +106,7 @@ func (p processorTimes) timeSince(before processorTimes) time.Duration {
 	return max(0, time.Duration(p.count)*p.at.Sub(before.at)-(p.idle-before.idle)-others)
 }
 
-// startSpending starts a measurement of processor time after the given delay. The returned function ends the measurement and returns the
-// processor time.
+// startSpending starts to measure processor time after a delay. The returned function ends the measurement.
 func startSpending(after time.Duration) func() (time.Duration, error) {
 	type reading struct {
 		processorTimes

@@ -25,13 +25,12 @@ const (
 	firstRepeats    = 3
 )
 
-// The type flowThroughput contains the throughput of one traffic flow, and its processor time for each gigabit.
+// flowThroughput is the throughput of a flow and its processor time per gigabit.
 type flowThroughput struct {
 	gigabits   float64 // per second
 	cpuPerGbit float64 // seconds
 }
 
-// The type flowTrack contains one measured traffic flow: its plugin set, its path, and its results.
 type flowTrack struct {
 	side, path string
 	flow       meter.Flow
@@ -40,8 +39,8 @@ type flowTrack struct {
 	err        error
 }
 
-// measurePaths measures flows without limits from pod to pod and from pod to host, for both plugin sets. For comparison, measurePaths also
-// measures flows through veth pairs that no plugin created.
+// measurePaths measures unlimited flows from pod to pod and from pod to host, for both plugin sets and, for comparison, through veth pairs
+// that no plugin created.
 func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack, error) {
 	var tracks []*flowTrack
 	for _, side := range sides {
@@ -56,8 +55,7 @@ func measurePaths(sides []pluginSet, n nodes, each time.Duration) ([]*flowTrack,
 		return nil, err
 	}
 	tracks = append(tracks, bare...)
-	// The report compares flows of the same path. These flows run directly one after the other, so that changes of the machine's load affect
-	// them equally.
+	// Flows of one path run directly one after the other, so that changes of the machine's load affect them equally.
 	slices.SortStableFunc(tracks, func(a, b *flowTrack) int { return strings.Compare(b.path, a.path) })
 	for range datapathRepeats {
 		for _, t := range tracks {
@@ -77,7 +75,7 @@ func failedTracks(side string, err error) []*flowTrack {
 	return []*flowTrack{{side: side, path: pathPod, err: err}, {side: side, path: pathHost, err: err}}
 }
 
-// pluginTracks attaches two pods, and returns the flows between the pods and to the node. One of the two pods has a hostPort.
+// pluginTracks attaches two pods, one with a hostPort, and returns the flows between them and to the node.
 func (n nodes) pluginTracks(side pluginSet) ([]*flowTrack, error) {
 	var addresses []netip.Addr
 	var gateway netip.Addr
@@ -120,7 +118,7 @@ func newTrack(side, path string, from, to *sandbox.Pod, address netip.Addr) *flo
 	}}
 }
 
-// bareTracks returns flows through two veth pairs that no plugin creates: one between two pods, and one between a pod and a host.
+// bareTracks returns flows through two veth pairs that no plugin created: from pod to pod, and from pod to host.
 func (n nodes) bareTracks() ([]*flowTrack, error) {
 	var tracks []*flowTrack
 	for i, path := range []string{pathPod, pathHost} {
@@ -142,7 +140,6 @@ func (n nodes) bareTracks() ([]*flowTrack, error) {
 	return tracks, nil
 }
 
-// measureOnce runs the flow once, and stores its throughput and processor time.
 func (t *flowTrack) measureOnce(each time.Duration) {
 	if t.err != nil {
 		return
@@ -164,7 +161,7 @@ func (t *flowTrack) measureOnce(each time.Duration) {
 	t.measured = append(t.measured, flowThroughput{gigabits: result.Mean.Payload / 1e9, cpuPerGbit: cost.Seconds() / gigabits})
 }
 
-// medianThroughput returns the median throughput and the median of the known processor times.
+// medianThroughput returns the median throughput, and that of the known processor times.
 func (t *flowTrack) medianThroughput() flowThroughput {
 	var rate, cost []float64
 	for _, m := range t.measured {
@@ -176,8 +173,7 @@ func (t *flowTrack) medianThroughput() flowThroughput {
 	return flowThroughput{median(rate), median(cost)}
 }
 
-// ratioOver returns the median of the ratios of the throughput of flow `t` to the throughput of flow `base`. Each ratio compares two
-// measurements of the same repetition.
+// ratioOver returns the median ratio of this flow's throughput to that of base. Each ratio compares measurements of the same repetition.
 func (t *flowTrack) ratioOver(base *flowTrack) float64 {
 	var ratios []float64
 	for i := range min(len(t.measured), len(base.measured)) {
@@ -198,7 +194,7 @@ func median(values []float64) float64 {
 	return (sorted[mid-1] + sorted[mid]) / 2
 }
 
-// The type firstBurst contains the amount of data in Mbit that limited pods of one plugin set transferred in their first second.
+// firstBurst is what limited pods of one plugin set transferred in their first second, in Mbit.
 type firstBurst struct {
 	side, direction string
 	megabits        []float64
@@ -210,8 +206,7 @@ const (
 	outOfPod = "out of the pod"
 )
 
-// measureFirstSecond measures how much data a limited pod transfers in the first second. Each repetition needs a new pod, because the token
-// bucket of an earlier repetition is empty.
+// measureFirstSecond measures what a limited pod transfers in its first second. Each repetition needs a new pod with a full token bucket.
 func measureFirstSecond(sides []pluginSet, n nodes) []*firstBurst {
 	var bursts []*firstBurst
 	for _, side := range sides {

@@ -10,9 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/markdown"
 )
 
-// The type figure contains a measured time of one plugin set in milliseconds. The field Value is the time under the condition that the
-// row's name states, for example on a node with 1,000 other pods. The field Base is the time without this condition. Base is 0 if the row
-// compares Podlace with the reference plugins.
+// figure is a time of one plugin set in milliseconds: Value under the row's condition, such as 1,000 other pods, and Base without it. Base
+// is 0 if the row compares Podlace with the reference plugins.
 type figure struct {
 	Base  float64 `json:"base,omitempty"`
 	Value float64 `json:"value"`
@@ -26,23 +25,22 @@ func (f figure) growth() float64 {
 	return f.Value / f.Base
 }
 
-// The type figureRow is a table row with the times of Podlace and of the reference plugins. In the table Growth, the ratio is that of
-// Podlace's Value to Podlace's Base. In the table Loads, it is that of the two plugin sets. A row may have a permitted maximum ratio.
+// figureRow is a table row with the times of both plugin sets. The ratio is Podlace's Value to its Base in the table Growth, and that of
+// the two plugin sets in Loads. A row may have a permitted maximum.
 type figureRow struct {
 	What  string            `json:"what"`
 	Sides map[string]figure `json:"sides"`
 	target
 }
 
-// The following constants are the permitted maximum ratios in the report. A row has such a bar if only Podlace decides its result. Other
-// rows depend on how long the machine takes to start a process, or on what the kernel does with many links.
+// The permitted maximum ratios. Only rows whose result Podlace alone decides have one; others depend on how long the machine takes to start
+// a process, or on what the kernel does with many links.
 const (
 	growthBar = 1.3 // two measurements of a verb of 3 ms differ by up to a fifth
 	driftBar  = 1.1
 )
 
-// addGrowth adds a table row that compares two times of the same plugin set, for example with and without other pods. If `bar` is 0, no
-// maximum applies.
+// addGrowth adds a row that compares two times of one plugin set, for example with and without other pods. A bar of 0 means no maximum.
 func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	row := figureRow{What: what, Sides: sides}
 	if ours, ok := sides[sideOurs]; ok {
@@ -51,7 +49,7 @@ func (r *report) addGrowth(what string, bar float64, sides map[string]figure) {
 	r.Growth = append(r.Growth, row)
 }
 
-// addLoad adds a table row that compares Podlace with the reference plugins. If `bar` is 0, no maximum applies.
+// addLoad adds a row that compares Podlace with the reference plugins. A bar of 0 means no maximum.
 func (r *report) addLoad(what string, bar float64, sides map[string]figure) {
 	r.Loads = append(r.Loads, figureRow{what, sides, compareAtMost(sides[sideOurs].Value, sides[sideReference].Value, bar)})
 }
@@ -96,10 +94,10 @@ func (row figureRow) loadCell(side string) string {
 
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1000 }
 
-// p50 returns the median of the times in milliseconds.
+// p50 returns the median in milliseconds.
 func p50(samples []time.Duration) float64 { return milliseconds(percentile(samples, 50)) }
 
-// The function thousands() formats a number with a comma as the thousands separator: 12,345.
+// thousands formats a number with a comma as the thousands separator: 12,345.
 func thousands(n int) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0; i -= 3 {

@@ -72,7 +72,7 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
-// testLedger writes the record and the lease of one valid attachment into temporary folders.
+// testLedger writes the record and lease of one valid attachment into temporary folders.
 func testLedger(t *testing.T) *nodeLedger {
 	t.Helper()
 	l := &nodeLedger{
@@ -89,7 +89,6 @@ func testLedger(t *testing.T) *nodeLedger {
 	return l
 }
 
-// TestExact checks that checkExact returns an error if GC keeps a stale attachment, or if GC removes a valid attachment.
 func TestExact(t *testing.T) {
 	l := testLedger(t)
 	if err := l.checkExact(); err != nil {

@@ -27,15 +27,14 @@ const (
 	validKey      = "cni.dev/valid-attachments"
 )
 
-// The type attachmentEntry is an entry in the list of valid attachments, which GC gets.
+// attachmentEntry is an entry of GC's list of valid attachments.
 type attachmentEntry struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// The type nodeLedger contains the records and leases of many attachments of one network. The records and leases are copies of the record
-// and the lease of one real attachment. The stale attachments simulate pods whose namespace and link are gone, and for which the runtime
-// never called DEL.
+// nodeLedger contains records and leases of many attachments, all copied from one real attachment. The stale ones simulate pods whose
+// namespace and link are gone without a DEL.
 type nodeLedger struct {
 	chain  *chain
 	record map[string]any // record of the real attachment
@@ -48,7 +47,7 @@ type nodeLedger struct {
 	recordFolder, leaseFolder string
 }
 
-// measureGC measures one GC of a network with stale and valid attachments, and checks that GC removes exactly the stale attachments.
+// measureGC measures a GC with stale and valid attachments, and checks that it removes exactly the stale ones.
 func (r *report) measureGC(o options, n nodes) {
 	stale, valid := o.scaledSize(gcStale), o.scaledSize(gcValid)
 	l, err := n.newLedger(pluginSet{sideOurs, o.plugins}, valid)
@@ -66,7 +65,7 @@ func (r *report) measureGC(o options, n nodes) {
 		map[string]figure{sideOurs: {Value: p50(samples)}, sideReference: {Note: "has no GC"}})
 }
 
-// newLedger attaches one real pod. For every other valid attachment, newLedger writes a copy of the pod's record and lease.
+// newLedger attaches one real pod, and copies its record and lease for each other valid attachment.
 func (n nodes) newLedger(side pluginSet, valid int) (*nodeLedger, error) {
 	c, err := n.chainOf("gc", "node-gc", side, masqueradedBridge(gcSubnet))
 	if err != nil {
@@ -97,7 +96,7 @@ func (n nodes) newLedger(side pluginSet, valid int) (*nodeLedger, error) {
 	return l, l.noteState()
 }
 
-// noteState stores the current records and leases. After each GC, the records and leases must equal the stored ones.
+// noteState stores the current records and leases, which each GC must leave as they are.
 func (l *nodeLedger) noteState() (err error) {
 	if l.leases, err = leaseFiles(l.leaseFolder); err == nil {
 		l.names, err = l.records()
@@ -118,8 +117,7 @@ func (l *nodeLedger) records() ([]string, error) {
 	return names, err
 }
 
-// writeAttachment creates the record and the lease of another attachment. The record and the lease get a modification time of one hour ago,
-// because GC keeps recent attachments.
+// writeAttachment creates the record and lease of another attachment, one hour old because GC keeps recent ones.
 func (l *nodeLedger) writeAttachment(id, netns string, list *[]attachmentEntry) error {
 	a := attachmentEntry{id, podInterface}
 	l.next = l.next.Next()
@@ -142,7 +140,7 @@ func (l *nodeLedger) writeAttachment(id, netns string, list *[]attachmentEntry) 
 	)
 }
 
-// runGC writes the records and leases of the stale attachments, and measures GC.
+// runGC measures GC after it has written the stale attachments.
 func (l *nodeLedger) runGC(round, stale int) (time.Duration, error) {
 	l.stale = nil
 	for i := range stale {
@@ -177,7 +175,7 @@ func (l *nodeLedger) runGC(round, stale int) (time.Duration, error) {
 	return took, nil
 }
 
-// checkExact returns an error if the node does not have exactly the leases and records of the valid attachments.
+// checkExact returns an error unless the node has exactly the leases and records of the valid attachments.
 func (l *nodeLedger) checkExact() error {
 	leases, err := leaseFiles(l.leaseFolder)
 	if err != nil {
@@ -196,7 +194,7 @@ func (l *nodeLedger) checkExact() error {
 	return nil
 }
 
-// isLinked reports whether the interface of the ledger's real attachment still exists.
+// isLinked reports whether the real attachment's interface still exists.
 func (l *nodeLedger) isLinked() (found bool, err error) {
 	err = l.chain.pod.Do(func() error {
 		data, err := os.ReadFile("/proc/thread-self/net/dev")

@@ -4,14 +4,13 @@ package main
 
 import "slices"
 
-// The type measurementGroup contains measurements that the flag -group selects by name. The results of each measurement group appear in one
-// or more tables of the report.
+// measurementGroup is a set of measurements that -group selects by name. Its results are one or more tables of the report.
 type measurementGroup struct {
 	group, says string
 	measure     func(*report, options, nodes)
 }
 
-// measurementGroups returns the groups in the order of execution. Groups that cause much background work in the kernel are last.
+// measurementGroups returns the groups in order. Those that cause much background work in the kernel are last.
 func measurementGroups() []measurementGroup {
 	return []measurementGroup{
 		{groupChains, "chains", (*report).measureChains},
@@ -43,7 +42,7 @@ func groupNames() []string {
 	return names
 }
 
-// isSelected reports whether the user selected a group of measurements, either by its own name or by the name of a set of groups.
+// isSelected reports whether -group names this group or a set that has it.
 func (o options) isSelected(group string) bool {
 	return slices.ContainsFunc(o.groups, func(asked string) bool {
 		return asked == group || asked == groupAll || asked == groupScale && group != groupChains && group != groupDatapath

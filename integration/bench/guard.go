@@ -14,7 +14,7 @@ const (
 	guardPayload   = 64
 )
 
-// measureGuard compares pods with and without antiSpoof: the time of verbs, and the traffic between two pods of the node.
+// measureGuard compares pods with and without antiSpoof: the time of verbs, and the traffic between two pods.
 func (r *report) measureGuard(o options, n nodes) {
 	var entries []*contenderEntry
 	var streams, datagrams []*flowTrack
@@ -54,8 +54,7 @@ func (r *report) measureGuard(o options, n nodes) {
 	r.addGuarded("100,000 datagrams of 64 bytes from pod to pod, with antiSpoof", datagrams, each, guardDatagrams*guardPayload*8/1e9)
 }
 
-// addGuarded adds table rows that compare traffic with and without antiSpoof. The rows contain the time and the processor time for the same
-// amount of traffic.
+// addGuarded adds rows with the time and the processor time of the same amount of traffic with and without antiSpoof.
 func (r *report) addGuarded(what string, tracks []*flowTrack, each time.Duration, gigabits float64) {
 	for range datapathRepeats {
 		for _, t := range tracks {

@@ -20,8 +20,7 @@ const (
 	portsOfPod  = 50 // the reference fails with several hundred ports in one call
 )
 
-// portmapAlone returns the configuration of portmap without a main plugin. The prevResult in this configuration describes a pod, like the
-// result of a main plugin.
+// portmapAlone returns the configuration of portmap with a prevResult that describes a pod, so that no main plugin is needed.
 func portmapAlone(backend, address string, first, count int) pluginConf {
 	var ports []map[string]any
 	for i := range count {
@@ -31,7 +30,7 @@ func portmapAlone(backend, address string, first, count int) pluginConf {
 		"prevResult": json.RawMessage(fmt.Sprintf(`{"cniVersion":%q,"interfaces":[{"name":%q,"sandbox":"/x"}],"ips":[{"address":"%s/16","interface":0}]}`, cniVersion, podInterface, address))}
 }
 
-// portsNode creates the node's bridge for the pods.
+// portsNode creates the node's bridge.
 func portsNode(c *chain) error {
 	return c.node.Do(func() error {
 		host, err := kernel.Host()
@@ -50,7 +49,7 @@ func portsNode(c *chain) error {
 	})
 }
 
-// measurePorts measures the plugin portmap alone: with one port and with many ports, and with and without hostPorts of other pods.
+// measurePorts measures portmap alone: with one and with many ports, with and without other pods' hostPorts.
 func (r *report) measurePorts(o options, n nodes) {
 	count := o.scaledSize(otherPorts)
 	entries := map[string]*contenderEntry{}
@@ -90,7 +89,6 @@ func (r *report) measurePorts(o options, n nodes) {
 	}
 }
 
-// fillPorts adds hostPorts of other pods to the node.
 func (n nodes) fillPorts(like *chain, backend string, beside otherPods) error {
 	for i := 0; i < beside.count; i += beside.each {
 		c, pod := *like, i/beside.each
@@ -104,7 +102,7 @@ func (n nodes) fillPorts(like *chain, backend string, beside otherPods) error {
 	return nil
 }
 
-// additionalTime returns, in milliseconds, how much longer a verb takes for a pod with ports than for a pod without ports.
+// additionalTime returns by how many milliseconds a verb takes longer with ports than without.
 func additionalTime(entries map[string]*contenderEntry, what, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {

@@ -24,15 +24,14 @@ const (
 	besideMany = "many"
 )
 
-// entryName returns the name of a measured case. The name consists of the plugin set and the condition, such as "many other pods".
+// entryName names a measured case by plugin set and condition, such as "many other pods".
 func entryName(side, what string) string { return side + " " + what }
 
-// bothSides returns the plugin sets of Podlace and of the reference plugins.
 func (f pluginFolders) bothSides() []pluginSet {
 	return []pluginSet{{sideOurs, f.plugins}, {sideReference, f.reference}}
 }
 
-// measureLeases measures the program host-local with an empty lease folder and with a full lease folder.
+// measureLeases measures host-local with an empty and with a full lease folder.
 func (r *report) measureLeases(o options, n nodes) {
 	count := o.scaledSize(leaseCount)
 	entries := map[string]*contenderEntry{}
@@ -59,8 +58,8 @@ func (r *report) measureLeases(o options, n nodes) {
 	r.measureFull(o, n)
 }
 
-// compareMedians returns the median times of a verb on an empty node and on a full node. compareMedians omits a plugin set whose
-// measurement failed, and reports each failure once.
+// compareMedians returns the medians of a verb on an empty and a full node. It omits a plugin set whose measurement failed, and reports
+// each failure once.
 func (r *report) compareMedians(entries map[string]*contenderEntry, verb string) map[string]figure {
 	sides := map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
@@ -87,7 +86,7 @@ func (n nodes) leaseChain(side pluginSet, what, subnet string) (*chain, error) {
 	})
 }
 
-// chainOf returns a plugin chain for a new pod in a new network. The pod and the network get the given name.
+// chainOf returns a chain for a new pod in a new network, both with the given name.
 func (n nodes) chainOf(name, nodeName string, side pluginSet, plugins ...pluginConf) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
@@ -100,13 +99,13 @@ func (n nodes) chainOf(name, nodeName string, side pluginSet, plugins ...pluginC
 	return &chain{folder: side.folder, network: name, id: containerID(name), node: node, pod: pod, plugins: plugins}, nil
 }
 
-// containerID returns an ID with the length of a runtime's container IDs.
+// containerID returns an ID as long as a runtime's.
 func containerID(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return hex.EncodeToString(sum[:])
 }
 
-// fillLeases writes lease files for the given number of pods, in the format that both plugin sets use.
+// fillLeases writes lease files for a number of pods, in the format of both plugin sets.
 func fillLeases(network string, count int) error {
 	folder := filepath.Join(resultsFolder, network)
 	if err := os.MkdirAll(folder, 0o755); err != nil {

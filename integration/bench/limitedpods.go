@@ -10,8 +10,7 @@ import (
 
 const limitedPods = 500
 
-// measureLimitedPods compares a node with one limited pod and a node with many limited pods. On the node with many pods, measureLimitedPods
-// also checks that the limits work.
+// measureLimitedPods compares a node with one limited pod and one with many, and checks that the limits of the latter hold.
 func (r *report) measureLimitedPods(o options, n nodes) {
 	count := max(len(directions()), o.scaledSize(limitedPods))
 	entries := map[string]*contenderEntry{}
@@ -43,8 +42,8 @@ func (r *report) measureLimitedPods(o options, n nodes) {
 	r.addAlone(entries)
 }
 
-// sampleLimit attaches many pods and measures the limits of two pods. The second measurement starts only after the first pod has received
-// all data, because remaining data would delay the second pod.
+// sampleLimit attaches many pods and measures the limits of two. The second waits until the first pod has received all its data, which
+// would otherwise delay it.
 func (n nodes) sampleLimit(like *chain, count int, sampled *limitedFlow, side pluginSet, o options) error {
 	pods, err := n.fillPods(like, count, nil)
 	for i, direction := range directions() {
@@ -55,7 +54,7 @@ func (n nodes) sampleLimit(like *chain, count int, sampled *limitedFlow, side pl
 	return err
 }
 
-// addAlone adds table rows with the time of the plugin `bandwidth` alone, without the time of the plugin `bridge`.
+// addAlone adds rows with the time of the plugin bandwidth without that of bridge.
 func (r *report) addAlone(entries map[string]*contenderEntry) {
 	growth, both := map[string]map[string]figure{verbAdd: {}, verbDel: {}}, map[string]figure{}
 	for _, side := range []string{sideOurs, sideReference} {
@@ -74,7 +73,7 @@ func (r *report) addAlone(entries map[string]*contenderEntry) {
 	r.addLoad("bandwidth alone, ADD and DEL", 0, both)
 }
 
-// pluginMedian returns the median time of one plugin in milliseconds.
+// pluginMedian returns a plugin's median time in milliseconds.
 func (e *contenderEntry) pluginMedian(plugin, verb string) float64 {
 	return p50(e.samples[verb].processes[plugin])
 }

@@ -24,12 +24,12 @@ const (
 	limitRepeats = 3
 	fewRounds    = 10 // a run with fewer rounds omits slow measurements
 
-	// A runtime passes a burst of half a gigabyte. The constant `drained` is the time that the reference plugin needs to send this burst.
-	// After `drained`, the traffic has the rate of the limit.
+	// drained is how long the reference plugin takes to send the half gigabyte that a runtime passes as burst. Then the traffic has the rate
+	// of the limit.
 	drained = 1200 * time.Millisecond
 )
 
-// The type permittedShare is the permitted range of throughput, in percent of the bandwidth limit.
+// permittedShare is a range of throughput in percent of the limit.
 type permittedShare struct{ least, most float64 }
 
 func shareOfFirst() permittedShare  { return permittedShare{0, 111} } // with 10 ms of burst
@@ -40,7 +40,6 @@ func (o options) brief() bool { return o.rounds < fewRounds }
 
 func (o options) repeats() int { return max(1, min(limitRepeats, o.rounds/fewRounds)) }
 
-// The type limitedFlow contains the properties of a traffic flow through a bandwidth limit, and its measurements.
 type limitedFlow struct {
 	rate     float64
 	protocol meter.Protocol
@@ -53,11 +52,10 @@ type limitedFlow struct {
 	seen map[flowLane]*passedShares
 }
 
-// The type flowLane is a pair of a plugin set and a direction of traffic.
+// flowLane is a direction of traffic with one plugin set.
 type flowLane struct{ direction, side string }
 
-// The type passedShares contains the throughput on the wire in percent of the limit. The field `cost` is the processor time in milliseconds
-// per gigabit.
+// passedShares are throughputs on the wire in percent of the limit. cost is the processor time in milliseconds per gigabit.
 type passedShares struct{ first, peak, steady, cost []float64 }
 
 func limits() []*limitedFlow {
@@ -84,9 +82,8 @@ func (l *limitedFlow) what() string {
 	return what
 }
 
-// steadyTime returns the duration of the measurement after the burst. After a pause, the token bucket lets the data of 100 ms pass at once.
-// A short measurement of a slow limit would therefore be inaccurate. For processor time, a short measurement is inaccurate, because the
-// kernel counts in units of 10 ms.
+// steadyTime returns how long to measure after the burst. A short time would be inaccurate for slow limits, because 100 ms of data pass at
+// once after a pause, and for processor time, which the kernel counts in units of 10 ms.
 func (l *limitedFlow) steadyTime(o options) time.Duration {
 	long := l.costs || l.rate < slowRate
 	switch {
@@ -99,7 +96,7 @@ func (l *limitedFlow) steadyTime(o options) time.Duration {
 	}
 }
 
-// measureLimits measures flows into and out of limited pods with both plugin sets. The pods have the burst that a runtime passes.
+// measureLimits measures flows into and out of limited pods that have the burst of a runtime.
 func (r *report) measureLimits(o options, n nodes) {
 	all := slices.DeleteFunc(limits(), func(l *limitedFlow) bool { return o.brief() && !l.brief })
 	sides := o.bothSides()
@@ -138,8 +135,7 @@ func (r *report) addCosts(l *limitedFlow) {
 	}
 }
 
-// bothWays measures the limits of one receiving pod and one sending pod. Each measurement uses two new pods, because the token bucket of an
-// older pod may be empty.
+// bothWays measures the limits of a receiving and a sending pod. Both are new, because the token bucket of an older pod may be empty.
 func (n nodes) bothWays(l *limitedFlow, side pluginSet, steady time.Duration) error {
 	var chains []*chain
 	for i := range directions() {
@@ -165,7 +161,7 @@ func (n nodes) bothWays(l *limitedFlow, side pluginSet, steady time.Duration) er
 	})
 }
 
-// limitChain returns a chain of the plugins bridge and bandwidth, for a pod with a limit in both directions.
+// limitChain returns a chain of bridge and bandwidth with a limit in both directions.
 func (n nodes) limitChain(name, network string, side pluginSet, rate float64) (*chain, error) {
 	c, err := n.chainOf(name, "node-"+network, side, pluginConf{
 		"type": "bridge", "bridge": "br-limit", "isDefaultGateway": true,
@@ -178,7 +174,6 @@ func (n nodes) limitChain(name, network string, side pluginSet, rate float64) (*
 	return c, nil
 }
 
-// measureFlow measures the traffic into or out of a new pod with bandwidth limits.
 func (l *limitedFlow) measureFlow(c *chain, way flowLane, steady time.Duration) error {
 	flow, err := c.flowOf(way.direction)
 	if err != nil {
@@ -199,7 +194,7 @@ func (l *limitedFlow) measureFlow(c *chain, way flowLane, steady time.Duration) 
 	return nil
 }
 
-// addArrivals stores the throughput of a flow, and the processor time of the traffic after the burst.
+// addArrivals stores a flow's throughput, and the processor time of its traffic after the burst.
 func (l *limitedFlow) addArrivals(way flowLane, came meter.Arrivals, end, cost time.Duration) {
 	percent := func(rate float64) float64 { return rate / l.rate * 100 }
 	rate := came.Rate(drained, end)

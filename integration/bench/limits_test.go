@@ -32,8 +32,7 @@ func TestLimitRows(t *testing.T) {
 	}
 }
 
-// TestPassed checks the computed throughput of one flow, in percent of the limit. The flow has a burst in the first interval, a pause until
-// 1.2 s, and then 80 % of the rate.
+// The flow has a burst in the first interval, a pause until 1.2 s, and then 80 % of the rate.
 func TestPassed(t *testing.T) {
 	const rate = 8e6 // 100 kB in an interval
 	var came meter.Arrivals

@@ -10,10 +10,10 @@ import (
 
 func directions() []string { return []string{intoPod, outOfPod} }
 
-// The type figuresByLane contains the results of one table row by direction and plugin set.
+// figuresByLane are the results of one row.
 type figuresByLane map[flowLane]float64
 
-// ofDirection returns the results of one traffic direction by plugin set.
+// ofDirection returns the results of one direction by plugin set.
 func (b figuresByLane) ofDirection(direction string) map[string]figure {
 	out := map[string]figure{}
 	for way, value := range b {
@@ -24,8 +24,7 @@ func (b figuresByLane) ofDirection(direction string) map[string]figure {
 	return out
 }
 
-// The type limitRow is a table row with the throughput in percent of the limit, by direction and plugin set. A row passes only if both
-// directions of Podlace's traffic are within the permitted range.
+// limitRow is a row with the throughput in percent of the limit. It passes only if both directions of Podlace's traffic are in range.
 type limitRow struct {
 	What    string                        `json:"what"`
 	Percent map[string]map[string]float64 `json:"percent"`

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench compares two folders of CNI plugins (plugin sets) in one run and in private namespaces. The command measures the times of
-// ADD, CHECK and DEL, the started processes, and the sizes of the binaries. The command also measures the throughput of pods, the processor
-// time for this throughput, and the traffic of a limited pod in the first second. The command also measures GC, the verbs on a node with
-// many leases and pods, and parallel verbs of many pods. The command measures the accuracy and the cost of bandwidth limits. While one flow
-// uses the full bandwidth of a limited pod, the command measures the delay of the pod's other traffic.
+// Command bench compares two folders of CNI plugins (plugin sets) in private namespaces. It measures the verbs, alone, on a full node and
+// in parallel; the processes that they start and the sizes of the binaries; the throughput of pods with its processor time; the accuracy
+// and cost of bandwidth limits, the first second under a limit, and the delay of other traffic while one flow uses all of it; and GC.
 //
-// Podlace and the reference plugins run alternately on the same machine. Ratios of times are therefore comparable between machines;
-// absolute times are not. The report shows missed targets, but a missed target does not change the exit status. The exit status is 1 if a
-// measurement did not run or a plugin gave a wrong result. Examples of wrong results are an address that two pods got, a leaked lease, and
-// a GC that removed too many or too few attachments.
+// Podlace and the reference plugins run alternately, so ratios are comparable between machines; absolute times are not. A missed target is
+// in the report but does not change the exit status, which is 1 if a measurement did not run or a plugin gave a wrong result, such as one
+// address for two pods, a leaked lease, or a GC that removed too much or too little.
 package main
 
 import (
@@ -44,7 +41,6 @@ const (
 	groupScale    = "scale" // what comes after these two
 )
 
-// scaledSize multiplies a size by the factor of the flag -scale.
 func (o options) scaledSize(full int) int { return max(1, int(float64(full)*o.scale)) }
 
 func main() {
@@ -106,9 +102,9 @@ func parse(args []string) (options, error) {
 	return o, nil
 }
 
-// runBench runs all selected measurements, writes the report, and returns 1 if a measurement failed.
+// runBench runs the selected measurements, writes the report, and returns 1 if one of them failed.
 func runBench(o options, out, progress io.Writer) (int, error) {
-	// The plugins look for iptables and nft in PATH. The PATH of an ordinary user does not contain the folders of these programs.
+	// The plugins look for iptables and nft in PATH, where an ordinary user does not have them.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return 1, fmt.Errorf("extend PATH: %w", err)
 	}

@@ -26,7 +26,7 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// markdownTables returns the result tables of all measurement groups that ran.
+// markdownTables returns the tables of all groups that ran.
 func (r *report) markdownTables() []*markdown.Table {
 	var out []*markdown.Table
 	for _, t := range []struct {
@@ -120,8 +120,7 @@ func (row chainRow) costCell(side string) string {
 	return absent
 }
 
-// processCell returns the text of a table cell with the number and the names of the executed programs. If the plugin forked more often than
-// it executed programs, the cell also contains the number of forks.
+// processCell returns the number and names of the executed programs, and the number of forks if it is larger.
 func (row processRow) processCell(side string) string {
 	v, ok := row.Sides[side]
 	if !ok {

@@ -17,7 +17,7 @@ const (
 	parallelRepeats = 3
 )
 
-// The type podCrowd is a set of pods that one plugin set attaches and detaches in parallel.
+// podCrowd is a set of pods that are attached and detached in parallel.
 type podCrowd struct {
 	side   string
 	chains []*chain
@@ -26,7 +26,7 @@ type podCrowd struct {
 	err    error
 }
 
-// attachAndDetachAll attaches all pods, checks that their addresses differ, and detaches all pods.
+// attachAndDetachAll also checks that the addresses of all pods differ.
 func (c *podCrowd) attachAndDetachAll() error {
 	took, err := c.all(verbAdd)
 	if err != nil {
@@ -69,7 +69,7 @@ func (c *podCrowd) distinct() error {
 	return nil
 }
 
-// checkNoLeases checks that only the leases of the node's other pods remain, two for each pod.
+// checkNoLeases checks that only the leases of the node's other pods remain, two for each.
 func (c *podCrowd) checkNoLeases() error {
 	left, err := leaseFiles(filepath.Join(resultsFolder, c.chains[0].network))
 	if err == nil && len(left) != 2*presentPods {

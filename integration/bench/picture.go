@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Sizes of the picture in pixels. A phone shows it at nearly this width.
+// Sizes of the picture in pixels, close to the width of a phone.
 const (
 	pictureWidth = 400
 	barRoom      = 230 // of the longest bar; the rest is for its text
@@ -15,7 +15,7 @@ const (
 	groupSpace   = 12
 )
 
-// pictureStyle also holds in a page with a dark background.
+// pictureStyle also works on a dark page.
 const pictureStyle = `<style>text { font: 12px sans-serif; fill: #24292f } .podlace-pod { fill: #1f6feb } .ours { fill: #79b8ff }
 .reference { fill: #afb8c1 } @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .reference { fill: #6e7681 } }</style>`
 

@@ -22,7 +22,6 @@ const (
 	lateVersion = "1.1.0" // the first version with STATUS and GC
 )
 
-// masqueradedBridge returns the configuration of bridge with host-local and ipMasq.
 func masqueradedBridge(subnets ...string) pluginConf {
 	var ranges [][]map[string]any
 	for _, subnet := range subnets {
@@ -34,8 +33,8 @@ func masqueradedBridge(subnets ...string) pluginConf {
 	}
 }
 
-// measurePods measures the plugins on a node with one pod and on a node with many pods. Each plugin set attaches its
-// own pods, so that the node has the rules, leases and records of this plugin set.
+// measurePods measures the plugins on a node with one pod and with many. Each plugin set attaches its own, so that the node has its rules,
+// leases and records.
 func (r *report) measurePods(o options, n nodes) {
 	count := o.scaledSize(podCount)
 	entries := map[string]*contenderEntry{}
@@ -74,8 +73,8 @@ func (r *report) measurePods(o options, n nodes) {
 	r.measureStatus(chains[besideMany], fmt.Sprintf("STATUS p99, %s pods", thousands(count)))
 }
 
-// measureAttach measures how long the kernel needs to create a veth pair and a bridge port. The kernel visits all ports of the bridge
-// during this request. ADD sends the same request, so the measured time is a part of the time of ADD.
+// measureAttach measures how long the kernel takes to create a veth pair and a bridge port, for which it visits all ports of the bridge.
+// This is a part of the time of ADD.
 func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 	var f figure
 	for what, into := range map[string]*float64{besideNone: &f.Base, besideMany: &f.Value} {
@@ -106,8 +105,8 @@ func (r *report) measureAttach(chains map[string]*chain, rounds, ports int) {
 		map[string]figure{sideOurs: f})
 }
 
-// fillPods attaches the given number of pods to the network of the chain `like`. Each of these pods has its own network namespace. args
-// returns the capabilities of each pod; nil: those of `like`.
+// fillPods attaches pods to the network of the chain `like`, each with its own namespace. args returns the capabilities of each pod; nil
+// means those of `like`.
 func (n nodes) fillPods(like *chain, count int, args func(i int) map[string]any) (pods []*chain, made error) {
 	chains := make(chan *chain)
 	errs := make(chan error, fillWorkers)
@@ -141,7 +140,7 @@ func (n nodes) fillPods(like *chain, count int, args func(i int) map[string]any)
 	return pods, made
 }
 
-// neighbourChain returns a plugin chain for another pod of the same network on the same node.
+// neighbourChain returns a chain for another pod of the same network and node.
 func (n nodes) neighbourChain(like *chain, i int) (*chain, error) {
 	name := fmt.Sprintf("%s-%d", like.network, i)
 	pod, err := n.open(name)
@@ -153,7 +152,7 @@ func (n nodes) neighbourChain(like *chain, i int) (*chain, error) {
 	return &c, nil
 }
 
-// measureStatus measures the duration of STATUS of the first plugin in a chain.
+// measureStatus measures STATUS of the chain's first plugin.
 func (r *report) measureStatus(like *chain, what string) {
 	c := *like
 	c.plugins = []pluginConf{c.plugins[0].withKey("cniVersion", lateVersion)}
@@ -172,7 +171,6 @@ func (r *report) measureStatus(like *chain, what string) {
 	r.addLoad(what, 0, map[string]figure{sideOurs: {Value: milliseconds(percentile(samples, 99))}})
 }
 
-// withKey returns a copy of the plugin configuration with an additional key.
 func (p pluginConf) withKey(key string, value any) pluginConf {
 	out := pluginConf{key: value}
 	for k, v := range p {

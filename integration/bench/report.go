@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type report contains all results of one run of the benchmark. Plugin sets without a measurement have no entry in the maps.
+// report contains all results of one run. Plugin sets without a measurement have no entry in the maps.
 type report struct {
 	Kernel      string       `json:"kernel"`
 	CPUs        int          `json:"cpus"`
@@ -34,15 +34,14 @@ type report struct {
 	Failed      []string     `json:"failed"`
 }
 
-// The type verbTimes contains percentiles of the duration of a verb, and the median of its processor time, in milliseconds.
+// verbTimes are percentiles of a verb's duration and the median of its processor time, in milliseconds.
 type verbTimes struct {
 	P50 float64 `json:"p50"`
 	P95 float64 `json:"p95"`
 	CPU float64 `json:"cpu,omitempty"`
 }
 
-// The type target contains the required value of a table row, and "met" or "missed". If the row has no required value, the two fields are
-// empty.
+// target is the required value of a row, and "met" or "missed". Both are empty if nothing is required.
 type target struct {
 	Ratio   float64 `json:"ratio,omitempty"`
 	Bar     string  `json:"bar,omitempty"`
@@ -101,9 +100,8 @@ func (r *report) fail(what string, err error) {
 	r.Failed = append(r.Failed, what+": "+strings.Join(strings.Fields(err.Error()), " "))
 }
 
-// chainBar returns the permitted maximum of a ratio: the time of a verb with Podlace, divided by the time with the reference plugins. The
-// result 0 means that no maximum applies. The maxima hold on machines where an empty Go program takes 1 to 8 ms, and with one to three RCU
-// grace periods in DEL.
+// chainBar returns the permitted ratio of Podlace's time to that of the reference plugins, or 0 for none. The ratios hold where an empty Go
+// program takes 1 to 8 ms, with one to three RCU grace periods in DEL.
 func chainBar(chain, verb string) float64 {
 	return map[string]float64{
 		podLimits + verbAdd: 0.2, podLimits + verbDel: 0.3,
@@ -135,7 +133,7 @@ func verdict(ok bool) string {
 	return missed
 }
 
-// compareAtMost compares the ratio value/base with the permitted maximum `bar`. If `bar` is 0, no maximum applies.
+// compareAtMost compares value/base with the permitted maximum. A bar of 0 means none.
 func compareAtMost(value, base, bar float64) target {
 	if value == 0 || base == 0 {
 		return target{}

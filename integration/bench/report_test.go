@@ -103,7 +103,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestPicture: the longest bar has the whole room, the others their part of it, and rows of the chain alone have none.
+// The longest bar has the whole room, others their part of it, and rows of the chain alone have none.
 func TestPicture(t *testing.T) {
 	r := sampleReport()
 	r.Chains = append(r.Chains, chainRow{Chain: scenarioIptables, Verb: verbAdd, Sides: map[string]verbTimes{sideReference: {P50: 1000}}})

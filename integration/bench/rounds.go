@@ -19,13 +19,11 @@ const (
 	settle = 4 * time.Millisecond // gives the kernel time to finish the previous side's deferred work
 )
 
-// A contender runs the verbs that the benchmark measures, usually with the plugins of one plugin set. The type chain implements the
-// interface contender.
+// A contender, such as a chain, runs the verbs that the benchmark measures.
 type contender interface {
 	run(verb string, exec processRunner) error
 }
 
-// The type contenderEntry contains a contender, its name and its measured times.
 type contenderEntry struct {
 	side    string
 	chain   contender
@@ -33,7 +31,7 @@ type contenderEntry struct {
 	err     error
 }
 
-// The type verbSample contains the measured times of one verb, for the whole plugin chain and for each plugin process.
+// verbSample contains the times of one verb, for the whole chain and for each process.
 type verbSample struct {
 	chain     []time.Duration
 	cpu       []time.Duration // of the chain
@@ -49,8 +47,8 @@ func newEntry(side string, c contender) *contenderEntry {
 	return e
 }
 
-// runRounds measures all entries repeatedly. Every second repetition runs the entries in reverse order, so that the order favours no entry.
-// If an entry fails, later repetitions omit this entry.
+// runRounds measures all entries repeatedly, every second time in reverse order so that it favours none. Once an entry fails, later
+// repetitions omit it.
 func runRounds(entries []*contenderEntry, rounds int) {
 	for round := range rounds + warmUp {
 		for _, e := range entries {
@@ -65,7 +63,7 @@ func runRounds(entries []*contenderEntry, rounds int) {
 	}
 }
 
-// runLap runs ADD, CHECK and DEL once and stores the times. DEL runs even if ADD or CHECK fails.
+// runLap runs ADD, CHECK and DEL once and stores the times. DEL runs even after a failure.
 func (e *contenderEntry) runLap(keep bool) error {
 	var errs []error
 	for _, verb := range []string{verbAdd, verbCheck, verbDel} {
@@ -103,7 +101,7 @@ func (e *contenderEntry) measure(verb string, keep bool) error {
 	return nil
 }
 
-// countProcesses runs ADD, CHECK and DEL once without a time measurement, and counts the processes that the plugins start during each verb.
+// countProcesses runs ADD, CHECK and DEL once, and counts the processes that each verb starts.
 func (e *contenderEntry) countProcesses() (map[string]startedProcesses, error) {
 	counts := map[string]startedProcesses{}
 	var errs []error
@@ -122,7 +120,7 @@ func (e *contenderEntry) countProcesses() (map[string]startedProcesses, error) {
 	return counts, errors.Join(errs...)
 }
 
-// The function percentile() returns the nearest-rank percentile of a non-empty slice of times.
+// percentile returns the nearest-rank percentile of a non-empty slice of times.
 func percentile(times []time.Duration, p int) time.Duration {
 	sorted := slices.Clone(times)
 	slices.Sort(sorted)
@@ -130,11 +128,9 @@ func percentile(times []time.Duration, p int) time.Duration {
 	return sorted[max(rank, 1)-1]
 }
 
-// pluginFolders contains the folder of Podlace's plugins and the folder of the reference plugins.
 type pluginFolders struct{ plugins, reference string }
 
-// The type nodes maps names to simulated nodes. Each node is a network namespace and belongs to one plugin set, so that plugin sets do not
-// share bridges, rules and qdiscs.
+// nodes are simulated nodes by name. Each is a network namespace of one plugin set, so that plugin sets share no bridges, rules or qdiscs.
 type nodes map[string]*sandbox.Pod
 
 func (n nodes) open(name string) (*sandbox.Pod, error) {
@@ -149,7 +145,6 @@ func (n nodes) open(name string) (*sandbox.Pod, error) {
 	return pod, nil
 }
 
-// pluginChain returns the plugin chain `s` for one plugin set, on the node with the given name.
 func (n nodes) pluginChain(side pluginSet, nodeName string, s scenario, limited bool) (*chain, error) {
 	node, err := n.open(nodeName)
 	if err != nil {
@@ -166,7 +161,7 @@ func (n nodes) pluginChain(side pluginSet, nodeName string, s scenario, limited 
 	}, nil
 }
 
-// makeEntries returns one benchmark entry for each plugin set, with the plugin chain `s`.
+// makeEntries returns an entry with the chain for each plugin set.
 func (n nodes) makeEntries(sides []pluginSet, s scenario) ([]*contenderEntry, error) {
 	var out []*contenderEntry
 	for _, side := range sides {

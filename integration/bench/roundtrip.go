@@ -16,7 +16,7 @@ const (
 	manyLost     = 5.0 // percent; with more losses p95 is meaningless
 )
 
-// measureRoundTrips measures the round-trip time to a limited pod while other traffic of the pod uses the full bandwidth of the limit.
+// measureRoundTrips measures the round-trip time to a limited pod while its other traffic uses all of the limit.
 func (r *report) measureRoundTrips(o options, n nodes) {
 	above, lost := map[flowLane][]float64{}, map[flowLane][]float64{}
 	for range o.repeats() {
@@ -52,8 +52,7 @@ func roundTrip(above, lost float64) figure {
 	return f
 }
 
-// roundTrips measures the round-trip time to a new pod twice: without other traffic, and while flows in the given direction use the pod's
-// limit.
+// roundTrips measures the round-trip time to a new pod twice: without other traffic, and while flows of one direction use the limit.
 func (n nodes) roundTrips(side pluginSet, direction string, o options) (idle, busy meter.RoundTrips, err error) {
 	c, err := n.limitChain("limit-"+side.name+"-0", "limit-"+side.name, side, podRate)
 	if err != nil {

@@ -17,11 +17,11 @@ const (
 	podMapped = "one hostPort"
 	podLimits = "hostPort, limits"
 
-	// presentPods is the number of pods that every node has. The only hostPort pod of a node also makes and removes tables.
+	// presentPods is the number of other pods on every node. A node's only hostPort pod also makes and removes tables.
 	presentPods = 3
 )
 
-// The type shippedPod is a pod in the shipped configuration: dual stack, masquerade and hostPorts by nftables, and spoof protection.
+// shippedPod is a pod of the shipped configuration: dual stack, masquerade and hostPorts by nftables, and spoof protection.
 type shippedPod struct {
 	name    string
 	port    int
@@ -32,7 +32,7 @@ func shippedPods() []shippedPod {
 	return []shippedPod{{name: podPlain}, {name: podMapped, port: 18080}, {name: podLimits, port: 18080, limited: true}}
 }
 
-// shippedEntries returns the plugins of the shipped configuration. The reference plugins have another spoof protection.
+// shippedEntries returns the plugins of the shipped configuration. Spoof protection differs in the reference plugins.
 func shippedEntries(side string) []pluginConf {
 	number := map[string]int{sideOurs: 86, sidePod: 87, sideReference: 88}[side]
 	subnets := [][]map[string]any{{{"subnet": fmt.Sprintf("10.%d.0.0/16", number)}}, {{"subnet": fmt.Sprintf("fd00:%d::/64", number)}}}
@@ -67,8 +67,8 @@ func (p shippedPod) capabilities() map[string]any {
 	return args
 }
 
-// shippedChains returns the chains of both forms and of the reference plugins, each with other pods. Both forms share one node, because the
-// records of a node are in one folder.
+// shippedChains returns the chains of both forms and of the reference plugins, each with other pods. Both forms share a node, because a
+// node's records are in one folder.
 func (n nodes) shippedChains(o options) (map[string]*chain, error) {
 	chains := map[string]*chain{}
 	for number, side := range []string{sideOurs, sidePod, sideReference} {
@@ -130,7 +130,7 @@ func (r *report) measureShipped(o options, n nodes) {
 	r.measureCrowds(chains, o, n)
 }
 
-// measureCrowds attaches many pods with a hostPort and limits at once, and detaches them at once.
+// measureCrowds attaches and detaches many pods with a hostPort and limits at once.
 func (r *report) measureCrowds(chains map[string]*chain, o options, n nodes) {
 	count := o.scaledSize(parallelCount)
 	var crowds []*podCrowd
@@ -174,8 +174,8 @@ func (r *report) addCrowd(what string, bar float64, figures map[string]figure) {
 	r.addLoad(what+", podlace-pod", bar, one)
 }
 
-// measureShippedGrowth measures podlace-pod beside one pod and then beside many, each with a hostPort and limits. All are on one node,
-// because the records of a node are in one folder.
+// measureShippedGrowth measures podlace-pod beside one pod and then beside many, each with a hostPort and limits, all on one node because a
+// node's records are in one folder.
 func (r *report) measureShippedGrowth(o options, n nodes) {
 	count := o.scaledSize(podCount)
 	limited := func(i int) map[string]any { return shippedPod{port: 20000 + i, limited: true}.capabilities() }

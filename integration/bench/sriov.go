@@ -24,8 +24,8 @@ const (
 	podUID    = "0b2c8a9e-5d0e-4f5e-8d0c-000000000001"
 )
 
-// The type fakeTest replaces *testing.T in calls of package card, because the benchmark is not a test. The methods Error and Fatal call
-// panic(), which ends the measurement. The method end() runs the functions that package card registered with Cleanup.
+// fakeTest stands in for *testing.T in calls of package card. Error and Fatal panic, which ends the measurement; end runs what card
+// registered with Cleanup.
 type fakeTest struct {
 	testing.TB
 	folder string
@@ -48,7 +48,7 @@ func (s *fakeTest) TempDir() string {
 	return dir
 }
 
-// callSafely calls a function. If the function calls Fatal, callSafely returns the message as an error.
+// callSafely returns the message of a call of Fatal as an error.
 func (s *fakeTest) callSafely(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -69,8 +69,7 @@ func (s *fakeTest) end() error {
 	})
 }
 
-// measureSRIOV measures the plugin sriov with veth interfaces in place of VFs. The kernel moves a veth interface to another namespace in
-// the same way as an interface of a card.
+// measureSRIOV measures sriov with veth interfaces in place of VFs, which the kernel moves between namespaces in the same way.
 func (r *report) measureSRIOV(o options, n nodes) {
 	if err := n.measureSRIOV(r, o); err != nil {
 		r.fail(groupSRIOV, err)
@@ -111,8 +110,7 @@ func (n nodes) measureSRIOV(r *report, o options) (err error) {
 	return measureJournal(r, o)
 }
 
-// The type lookupContender adds the name and the UID of a pod to the plugin's CNI_ARGS. The plugin needs the name and the UID to request
-// the devices of the pod.
+// lookupContender adds the pod's name and UID to CNI_ARGS, with which the plugin asks for the pod's devices.
 type lookupContender struct {
 	*chain
 	args string
@@ -125,7 +123,7 @@ func (a lookupContender) run(verb string, exec processRunner) error {
 	})
 }
 
-// afterOthers returns the configuration of a plugin that runs after a main plugin in the chain.
+// afterOthers returns the configuration of a plugin that runs after a main plugin.
 func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 	return pluginConf{"type": kind, "resources": []string{card.Resource}, "kubeletDir": "/nonexistent",
 		"prevResult": map[string]any{"cniVersion": cniVersion,
@@ -133,7 +131,7 @@ func afterOthers(kind string, pod *sandbox.Pod) pluginConf {
 			"ips":        []any{map[string]any{"address": "10.58.0.2/16", "gateway": "10.58.0.1", "interface": 1}}}}
 }
 
-// measureWithoutVF measures a pod without VFs. Most pods of a cluster have no VF. The test package card simulates the device plugin.
+// measureWithoutVF measures a pod without VFs, as most pods of a cluster are. Package card simulates the device plugin.
 func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	const idle, asking = "nothing", "sriov"
 	entries := map[string]*contenderEntry{}
@@ -162,7 +160,7 @@ func (n nodes) measureWithoutVF(r *report, o options, beside string) error {
 	return nil
 }
 
-// measureVF measures a pod with one VF. The configuration has no VF settings and no IPAM.
+// measureVF measures a pod with one VF, without VF settings and IPAM.
 func (n nodes) measureVF(r *report, o options) error {
 	c, err := n.chainOf("sriov-vf", "node-sriov", pluginSet{sideOurs, o.plugins})
 	if err != nil {
@@ -180,8 +178,7 @@ func (n nodes) measureVF(r *report, o options) error {
 	return nil
 }
 
-// measureJournal measures the time that an ADD needs to write the journal if /run is a tmpfs. If /run is on a disk, ADD also needs the time
-// of two fsync calls.
+// measureJournal measures what the journal costs an ADD if /run is a tmpfs. On a disk, two fsync calls come on top.
 func measureJournal(r *report, o options) error {
 	dir, err := store.Make(filepath.Join(store.Root, ".bench"), 0o700)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// The type startedProcesses contains the numbers of child processes and of executed programs.
+// startedProcesses counts child processes and executed programs.
 type startedProcesses struct {
 	Processes int            `json:"processes"` // forks, including processes that never execute a program
 	Programs  map[string]int `json:"programs"`
@@ -23,8 +23,7 @@ func (s *startedProcesses) add(other startedProcesses) {
 	}
 }
 
-// runTraced starts a plugin under strace, and counts all descendant processes and executed programs. runTraced does not read /proc, because
-// short-lived processes would be missing there.
+// runTraced starts a plugin under strace and counts its descendants and executed programs. Short-lived ones would be missing in /proc.
 func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	folder, err := os.MkdirTemp("", "podlace-trace-")
 	if err != nil {
@@ -32,7 +31,7 @@ func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	}
 	defer func() { _ = os.RemoveAll(folder) }() // best effort: it is a temporary folder
 	log := filepath.Join(folder, "calls")
-	// With the option -z, strace prints one line for each successful system call, and omits failed calls.
+	// With -z, strace prints one line for each successful system call and none for failed ones.
 	inv.args = []string{"-f", "-qq", "-z", "-e", "signal=none", "-e", "trace=execve,clone,?clone3,?fork,?vfork", "-o", log, inv.path}
 	inv.path = "strace"
 	out, err := executeProcess(inv)
@@ -46,7 +45,7 @@ func (inv invocation) runTraced() ([]byte, startedProcesses, error) {
 	return out, countStarted(string(calls)), nil
 }
 
-// countStarted counts the forks and executions in the output of strace, except the first execve, which starts the traced program itself.
+// countStarted counts the forks and executions in strace's output, except the first execve, which starts the traced program.
 func countStarted(calls string) startedProcesses {
 	execution, fork := regexp.MustCompile(`^\d+ +execve\("([^"]*)"`), regexp.MustCompile(`^\d+ +(clone3?|v?fork)\(`)
 	s := startedProcesses{Programs: map[string]int{}}

@@ -16,8 +16,7 @@ const (
 	driftParts  = 3 // the first part of the rounds is compared with the last
 )
 
-// measureStacks compares the ADD of an attachment with one address and the ADD of an attachment with two addresses. measureStacks also
-// compares CHECK with ADD.
+// measureStacks compares the ADD of an attachment with one address and with two, and CHECK with ADD.
 func (r *report) measureStacks(o options, n nodes) {
 	entries := map[string]*contenderEntry{}
 	var all []*contenderEntry
@@ -57,7 +56,7 @@ func (r *report) measureStacks(o options, n nodes) {
 	r.addGrowth("CHECK, against ADD (plain)", 0, check)
 }
 
-// measureDrift runs ADD, CHECK and DEL of the full chain repeatedly on one node. The last runs must not take longer than the first runs.
+// measureDrift runs ADD, CHECK and DEL of the full chain repeatedly. The last runs must not take longer than the first.
 func (r *report) measureDrift(o options, n nodes) {
 	s := nftables()
 	sides, missing := o.usableSets(s)
@@ -84,7 +83,7 @@ func (r *report) measureDrift(o options, n nodes) {
 	r.addGrowth(fmt.Sprintf("full nftables, ADD+CHECK+DEL: last %d of %d, against the first", rounds/driftParts, rounds), driftBar, figures)
 }
 
-// totalTimes returns, for each repetition, the total time of ADD, CHECK and DEL.
+// totalTimes returns the total time of ADD, CHECK and DEL for each repetition.
 func (e *contenderEntry) totalTimes() []time.Duration {
 	total := slices.Clone(e.samples[verbAdd].chain)
 	for i := range total {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimtest writes dra_manager_state, the file in which the kubelet stores prepared claims, for tests.
+// Package claimtest writes dra_manager_state, the kubelet's file of prepared claims, for tests.
 package claimtest
 
 import (
@@ -10,22 +10,22 @@ import (
 	"path/filepath"
 )
 
-// Claim is an entry for one claim in the kubelet's file.
+// Claim is one claim in the kubelet's file.
 type Claim struct {
 	UID, Namespace, Name string
 	Pods                 []string // UIDs of the pods that use the claim
 	Devices              []Device
 }
 
-// Device is an entry for one device of a claim in the kubelet's file.
+// Device is one device of a claim in the kubelet's file.
 type Device struct {
 	PoolName, DeviceName string
 }
 
 type object = map[string]any
 
-// WriteState writes dra_manager_state, with claims of the driver sriov.podlace.io, into the kubelet's root folder. Kubernetes defines the
-// file format in pkg/cli/kubelet/cm/dra/state.
+// WriteState writes dra_manager_state with claims of the driver sriov.podlace.io into the kubelet's root folder. The format is that of
+// pkg/cli/kubelet/cm/dra/state in Kubernetes.
 func WriteState(kubelet string, claims ...Claim) error {
 	list := make([]object, 0, len(claims))
 	for _, c := range claims {
@@ -43,7 +43,7 @@ func WriteState(kubelet string, claims ...Claim) error {
 	return WriteText(kubelet, string(text))
 }
 
-// WriteText writes dra_manager_state with the given text and the checksum of this text.
+// WriteText writes dra_manager_state with a text and its checksum.
 func WriteText(kubelet, text string) error {
 	data, err := json.Marshal(object{"Data": text, "Checksum": crc32.ChecksumIEEE([]byte(text))})
 	if err != nil {

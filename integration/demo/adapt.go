@@ -8,9 +8,9 @@ import (
 	"net/netip"
 )
 
-// The following functions adapt a plugin chain to a machine that lacks a kernel feature.
+// The functions below adapt a chain to a machine that lacks a kernel feature.
 
-// rewrite() calls the function `change` with the configurations of the chain's plugins, and replaces the configurations with the result.
+// rewrite replaces the configurations of the chain's plugins with what change returns for them.
 func (r *runner) rewrite(change func(plugins []map[string]any) []map[string]any) error {
 	var conf map[string]any
 	var list struct {
@@ -41,8 +41,7 @@ func (r *runner) removeCapability(name string) error {
 	})
 }
 
-// disableMasquerade switches masquerade off. Without masquerade, the packets of a pod leave the node with the pod's own address as their
-// source.
+// disableMasquerade switches masquerade off. Pods' packets then leave the node with the pods' own addresses.
 func (r *runner) disableMasquerade() error {
 	return r.rewrite(func(plugins []map[string]any) []map[string]any {
 		plugins[0]["ipMasq"] = false
@@ -50,7 +49,7 @@ func (r *runner) disableMasquerade() error {
 	})
 }
 
-// disableIPv6 removes all IPv6 subnets and IPv6 routes from the chain's configuration.
+// disableIPv6 removes all IPv6 subnets and routes.
 func (r *runner) disableIPv6() error {
 	return r.rewrite(func(plugins []map[string]any) []map[string]any {
 		for _, p := range plugins {
@@ -60,8 +59,7 @@ func (r *runner) disableIPv6() error {
 	})
 }
 
-// dropIPv6 returns a JSON value without the entries for IPv6 subnets and IPv6 routes. The second result of dropIPv6 is false if nothing
-// remains of the value.
+// dropIPv6 returns a JSON value without IPv6 subnets and routes, and reports whether anything is left.
 func dropIPv6(value any) (rest any, ok bool) {
 	switch v := value.(type) {
 	case map[string]any:

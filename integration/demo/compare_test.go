@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// playDemo replaces the demo on one plugin folder. It prints a report with one row, which contains the conflist. The result is Miss if the
-// plugin folder contains a file named "miss".
+// playDemo replaces the demo on one plugin folder. It prints a report whose only row has the conflist, with the result Miss if the folder
+// has a file "miss".
 func playDemo(args []string) int {
 	o, err := parse(args, os.Stderr)
 	if err != nil {
@@ -32,7 +32,6 @@ func playDemo(args []string) int {
 	return status
 }
 
-// folderWith returns a new folder with empty files.
 func folderWith(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()

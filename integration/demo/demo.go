@@ -10,16 +10,15 @@ import (
 	"time"
 )
 
-// runOptions contains the options for one run of the demo.
 type runOptions struct {
 	Plugins  string // folder with the plugin binaries
 	Conflist []byte // the network configuration list
 	Source   string // source of Conflist, for the report
 }
 
-// runScript runs all steps in a test network, the lab, and calls show() after each. The network namespace of the process serves as the
-// node; each pod has its own, and so has a client outside the node, which a veth pair connects to it. The report has all steps, even if
-// some results differ from the wanted ones. The error says that there was no lab.
+// runScript runs all steps in a test network, the lab, and calls show after each. The process's network namespace is the node; each pod has
+// its own, and so has a client outside the node, connected by a veth pair. An error means that there was no lab; results that differ from
+// the wanted ones are in the report.
 func runScript(ctx context.Context, opts runOptions, show func(Row)) (Report, error) {
 	start := time.Now()
 	report := Report{Plugins: opts.Plugins, Conflist: opts.Source, Kernel: Kernel()}
@@ -40,7 +39,7 @@ func runScript(ctx context.Context, opts runOptions, show func(Row)) (Report, er
 	return report, nil
 }
 
-// Kernel returns the release of the kernel that is running.
+// Kernel returns the release of the running kernel.
 func Kernel() string {
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	if err != nil {

@@ -33,14 +33,14 @@ const (
 	cacheDir         = "/var/lib/cni" // as for container runtimes
 )
 
-// lastingFiles matches files that a node may keep after the last pod is gone. For example, the file last_reserved_ip contains the address
-// that host-local assigned last. Lock files may also stay, because a lock file cannot be removed without a race.
+// lastingFiles matches what a node may keep after its last pod: last_reserved_ip has the address that host-local assigned last, and lock
+// files cannot be removed without a race.
 const lastingFiles = `/last_reserved_ip\.|/podlace_boot$|/\.lock(-[0-9a-f]+)?$|/lock$`
 
-// stateDirs returns the folders in which plugins and libcni store files.
+// stateDirs returns the folders of plugins and libcni.
 func stateDirs() []string { return []string{"/var/lib", "/run/podlace"} }
 
-// A pod consists of a network namespace and, after ADD, an attachment.
+// A pod is a network namespace and, after ADD, an attachment.
 type pod struct {
 	*sandbox.Pod
 	chain.Attachment
@@ -48,7 +48,7 @@ type pod struct {
 	server *server
 }
 
-// A lab contains the node, the pods and the client that the demo script uses.
+// A lab is the node, the pods and the client.
 type lab struct {
 	chain    *runner
 	loopback *runner
@@ -63,7 +63,7 @@ type lab struct {
 	closers  []func()
 }
 
-// measuredFlow is the result of one flow of packets. Several steps of the demo evaluate this result.
+// measuredFlow is the result of one flow of packets, which several steps evaluate.
 type measuredFlow struct {
 	meter.Result
 	err error
@@ -134,7 +134,7 @@ func (l *lab) close() {
 	}
 }
 
-// probe() finds out which kernel features the machine lacks. The findings do not depend on the plugins.
+// probe finds out which kernel features the machine lacks, whatever the plugins are.
 func (l *lab) probe() error {
 	if err := bridgeNetfilter(false); err != nil {
 		l.lacks[brNetfilter] = "br_netfilter is not loaded"
@@ -151,8 +151,7 @@ func ipv6Error() error {
 	return err
 }
 
-// bridgeNetfilter sets whether iptables rules see bridged packets. By default, this setting is off. On nodes that are prepared for
-// Kubernetes, it is on.
+// bridgeNetfilter sets whether iptables rules see bridged packets. This is off by default, and on on nodes prepared for Kubernetes.
 func bridgeNetfilter(on bool) error {
 	value := "0"
 	if on {
@@ -166,7 +165,6 @@ func bridgeNetfilter(on bool) error {
 	return nil
 }
 
-// storeAddresses stores the addresses that an ADD result contains.
 func (p *pod) storeAddresses(result *types100.Result) {
 	for _, ip := range result.IPs {
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
@@ -180,13 +178,11 @@ func (p *pod) storeAddresses(result *types100.Result) {
 	}
 }
 
-// serve() starts the server of the pod.
 func (p *pod) serve() (err error) {
 	p.server, err = serve(p.Do, p.Name)
 	return err
 }
 
-// stopServer stops the server of the pod.
 func (p *pod) stopServer() {
 	if p.server != nil {
 		p.server.close()
@@ -194,20 +190,19 @@ func (p *pod) stopServer() {
 	}
 }
 
-// recordBaseline stores the current state of the node as the baseline. At the end of the demo, the node must be in this state again.
+// recordBaseline stores the node's state, to which it must return by the end.
 func (l *lab) recordBaseline() (err error) {
 	l.before, err = snapshot.Take(l.watched())
 	return err
 }
 
-// watched() returns the options of the leak check, which select what state to compare. The leak check does not compare pods, because their
-// state ends together with their namespaces.
+// watched returns the options of the leak check. Pods are not compared, because their state ends with their namespaces.
 func (l *lab) watched() snapshot.Options {
 	return snapshot.Options{Pods: []*sandbox.Pod{l.client}, Dirs: stateDirs(), Ignore: regexp.MustCompile(lastingFiles)}
 }
 
-// stateLeft returns the differences between the node's current state and the baseline. The kernel deletes a namespace asynchronously, and
-// the deletion takes longer on a slow machine. Therefore stateLeft compares again until no difference is left or the time is up.
+// stateLeft returns how the node differs from the baseline. It repeats the comparison until nothing is left or the time is up, because the
+// kernel deletes namespaces asynchronously, and slowly on a slow machine.
 func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -228,7 +223,7 @@ func (l *lab) stateLeft(ctx context.Context) ([]string, error) {
 	}
 }
 
-// firstLines shortens a list of lines, so that the text fits into a row of the report.
+// firstLines shortens a list to fit into a row of the report.
 func firstLines(lines []string, n int) string {
 	if len(lines) > n {
 		lines = append(lines[:n:n], fmt.Sprintf("and %d more", len(lines)-n))

@@ -15,22 +15,20 @@ import (
 
 const (
 	meterPort = 5001
-	// A plugin enforces a limit correctly if the rate in the first second is at most `mostAtFirst` times the limit. After the first second,
-	// the rate must be between leastLater and mostLater times the limit. A rate outside these bounds is not a failure if pauses of the machine
-	// can explain it.
+	// A correct limit lets at most mostAtFirst times the rate pass in the first second, and between leastLater and mostLater times later. A
+	// rate outside these bounds is no failure if pauses of the machine can explain it.
 	mostAtFirst = 1.20
 	leastLater  = 0.90
 	mostLater   = 1.05
-	// The UDP sender sends at `overload` times the limit.
+	// The UDP sender sends at overload times the limit.
 	overload = 4
 
-	// The constants tcpTime and udpTime are the durations of the measured flows. Both are longer than one second, because a delayed receiver
-	// counts some bytes of the first second only after this second.
+	// The durations of the flows. They are longer than one second, because a delayed receiver counts bytes of the first second only later.
 	tcpTime = 3 * time.Second
 	udpTime = 1500 * time.Millisecond
 )
 
-// A path describes a packet flow between two network namespaces. The demo checks a bandwidth limit with this flow.
+// A path is a flow between two namespaces with which a limit is checked.
 type path struct {
 	name     string
 	protocol meter.Protocol
@@ -56,9 +54,8 @@ func paths() []path {
 	}
 }
 
-// stepsOfLimits returns the steps that check bandwidth limits. For each direction, one step checks the kernel's settings. For each path,
-// two steps evaluate one packet flow. The first step sends the packets and evaluates the first second of the transfer. The second step
-// evaluates the remaining time.
+// stepsOfLimits returns the steps that check limits: for each direction the kernel's settings, and for each path the first second of a flow
+// and then its remaining time.
 func stepsOfLimits() []step {
 	const m = limit / 1e6
 	first := fmt.Sprintf("at most %.1f Mbit/s", m*mostAtFirst)
@@ -83,7 +80,7 @@ func stepsOfLimits() []step {
 	return steps
 }
 
-// checkApplied compares the kernel's token bucket for one direction of a pod with the requested limit.
+// checkApplied compares the kernel's token bucket for one direction with the requested limit.
 func checkApplied(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket) (int, error)) outcome {
 	bucket, err := bucketOf(p, find)
 	if err != nil {
@@ -125,14 +122,13 @@ func bucketOf(p *pod, find func(*kernel.Node, kernel.Link, map[int]kernel.Bucket
 	return buckets[index], err
 }
 
-// ingressLink returns the index of the link whose token bucket limits the pod's ingress. The token bucket for ingress is on the peer of the
-// pod's interface.
+// ingressLink returns the index of the link whose token bucket limits the pod's ingress: the peer of its interface.
 func ingressLink(_ *kernel.Node, peer kernel.Link, _ map[int]kernel.Bucket) (int, error) {
 	return peer.Index, nil
 }
 
-// egressLink returns the index of the link whose token bucket limits the pod's egress. The kernel redirects the pod's egress packets from
-// the peer of the pod's interface to another link. The egress token bucket is on this other link.
+// egressLink returns the index of the link whose token bucket limits the pod's egress: the one to which the kernel redirects packets from
+// the peer of the pod's interface.
 func egressLink(host *kernel.Node, peer kernel.Link, buckets map[int]kernel.Bucket) (int, error) {
 	for index := range buckets {
 		if have, err := host.Redirected(peer, kernel.Link{Index: index}); have == kernel.RedirectsAll || err != nil {
@@ -154,8 +150,8 @@ func (p path) measure(ctx context.Context, l *lab) measuredFlow {
 	return measuredFlow{result, err}
 }
 
-// evaluate() compares the measured rate with the limit. The rate includes the packet headers, because the kernel's limits apply to whole
-// packets. A rate outside the bounds does not count as a failure if pauses of the machine can explain it.
+// evaluate compares the measured rate with the limit. The rate includes packet headers, as the kernel's limits do. A rate outside the
+// bounds is no failure if pauses of the machine can explain it.
 func (m measuredFlow) evaluate(window func(meter.Result) (r meter.Rate, from, to time.Duration), least, most float64) outcome {
 	if m.err != nil {
 		return failed(m.err)

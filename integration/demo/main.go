@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo runs a conflist on two pods in new namespaces and compares what the pods get with Podlace's promises about times,
-// reachability, hostPorts, limits and leaked state. Without -conflist, the chain of plugins runs first, then podlace-pod. The network of
-// the machine stays unchanged. The exit status is 0 if everything is as expected, 1 if something differs, and 2 if the demo could not run.
+// Command demo runs a conflist on two pods in new namespaces and compares what they get with Podlace's promises about times, reachability,
+// hostPorts, limits and leaked state. Without -conflist, the chain of plugins runs first, then podlace-pod. The machine's network stays
+// unchanged. The exit status is 0 if all is as expected, 1 if something differs, and 2 if the demo could not run.
 package main
 
 import (
@@ -73,7 +73,7 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	return o, nil
 }
 
-// run() returns the exit status.
+// run returns the exit status.
 func (o options) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
 	if o.reference != "" {
 		return o.compare(ctx, stdout, stderr)
@@ -97,7 +97,7 @@ func (o options) run(ctx context.Context, stdout, stderr io.Writer) (int, error)
 	return o.runAll(ctx, runs, stdout)
 }
 
-// complete reads all files that a run needs, before the sandbox hides these files.
+// complete reads all files that a run needs, before the sandbox hides them.
 func (o options) complete(source string) (r runOptions, err error) {
 	r = runOptions{Source: source}
 	if o.conflist == "" {
@@ -160,7 +160,7 @@ func (o options) runOne(ctx context.Context, r runOptions, stdout io.Writer) (Re
 	return report, err
 }
 
-// sandboxOwner describes which user on the host owns the sandbox.
+// sandboxOwner says which user of the host owns the sandbox.
 func sandboxOwner() string {
 	var inside, outside uint32
 	data, err := os.ReadFile("/proc/self/uid_map")
@@ -173,8 +173,7 @@ func sandboxOwner() string {
 	return fmt.Sprintf("made by user %d, without root", outside)
 }
 
-// compare runs the script once with each of two plugin folders. Each run has its own process and its own sandbox, so that the first run
-// cannot affect the second run.
+// compare runs the script once with each plugin folder, in processes and sandboxes of their own so that the runs cannot affect each other.
 func (o options) compare(ctx context.Context, stdout, stderr io.Writer) (int, error) {
 	var reports []Report
 	for _, dir := range []string{o.plugins, o.reference} {

@@ -16,8 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The test binary also serves as a fake plugin: a plugin folder contains links to the test binary with the names of the plugins. With -json
-// it serves as the demo on one plugin folder.
+// The test binary is also a fake plugin, to which links with the plugins' names lead, and with -json the demo on one plugin folder.
 func TestMain(m *testing.M) {
 	if os.Getenv("CNI_COMMAND") != "" {
 		os.Exit(playPlugin(filepath.Base(os.Args[0])))
@@ -39,12 +38,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failsWith returns the name of the environment variable that makes the ADD of a fake plugin fail, if the plugin has a capability left. Its
-// value is the CNI error.
+// failsWith returns the environment variable that makes ADD of a fake plugin fail while it has a capability left. Its value is the CNI
+// error.
 func failsWith(plugin string) string { return "PLAY_" + plugin }
 
-// takesTime returns the name of the environment variable that slows down a fake plugin. The value of the environment variable is the
-// duration of each call.
+// takesTime returns the environment variable with the duration of each call of a fake plugin.
 func takesTime(plugin string) string { return "PLAY_SLOWLY_" + plugin }
 
 func playPlugin(name string) int {
@@ -72,7 +70,7 @@ func playPlugin(name string) int {
 	return 0
 }
 
-// playedPlugins creates a folder with fake plugins, which normally succeed and change nothing.
+// playedPlugins creates a folder of fake plugins, which succeed and change nothing unless told otherwise.
 func playedPlugins(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -98,7 +96,7 @@ func shipped(t *testing.T) []byte {
 	return conflist
 }
 
-// playedLab returns a lab that has pods and a plugin chain, but no client and no servers.
+// playedLab returns a lab with pods and a chain, but without client and servers.
 func playedLab(t *testing.T) *lab {
 	t.Helper()
 	c, err := newRunner(playedPlugins(t), t.TempDir(), shipped(t))

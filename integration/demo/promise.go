@@ -10,12 +10,12 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// capabilities returns the capability of the runtime that a feature needs.
+// capabilities maps a feature to the runtime's capability that it needs.
 func capabilities() map[string]string {
 	return map[string]string{portmap: "portMappings", bandwidth: "bandwidth"}
 }
 
-// bridgeConf holds those keys of the first plugin's configuration that the demo reads.
+// bridgeConf has the keys of the first plugin that the demo reads.
 type bridgeConf struct {
 	IsGateway        bool            `json:"isGateway"`
 	IsDefaultGateway bool            `json:"isDefaultGateway"`
@@ -23,7 +23,7 @@ type bridgeConf struct {
 	IPAM             json.RawMessage `json:"ipam"`
 }
 
-// notPromised returns the features that a configuration does not request. The demo skips the steps that need one of these features.
+// notPromised returns the features that a configuration does not request. The demo skips their steps.
 func notPromised(c *chain.Chain) map[string]string {
 	lacks := map[string]string{}
 	for feature, capability := range capabilities() {
@@ -50,7 +50,7 @@ func notPromised(c *chain.Chain) map[string]string {
 	return lacks
 }
 
-// families() returns the address families for which an IPAM configuration contains subnets.
+// families returns the address families of the subnets in an IPAM configuration.
 func families(ipam json.RawMessage) map[string]bool {
 	found := map[string]bool{ipv4: false, ipv6: false}
 	var conf any
@@ -69,7 +69,7 @@ func families(ipam json.RawMessage) map[string]bool {
 	return found
 }
 
-// walk() calls the function `visit` for every string in a JSON value, except for strings in routes.
+// walk calls visit for every string in a JSON value, except in routes.
 func walk(value any, visit func(string)) {
 	switch v := value.(type) {
 	case string:

@@ -4,11 +4,10 @@ package main
 
 import "slices"
 
-// A Verdict is the result of one step of the demo, such as "ok" or "miss".
+// A Verdict is the result of one step, such as "ok" or "miss".
 type Verdict string
 
-// The following constants are the possible results of a step. The result Info means that the step shows a value for which there is no
-// expected value.
+// The possible results of a step. Info shows a value for which none is expected.
 const (
 	OK   Verdict = "ok"
 	Miss Verdict = "miss"
@@ -16,7 +15,7 @@ const (
 	Info Verdict = "info"
 )
 
-// A Row describes the result of one step of the demo.
+// A Row is the result of one step.
 type Row struct {
 	Step     string  `json:"step"`
 	Wanted   string  `json:"wanted,omitempty"`
@@ -27,7 +26,7 @@ type Row struct {
 	Note     string  `json:"note,omitempty"`
 }
 
-// A Report contains the results of one run of the demo script.
+// A Report contains the results of one run.
 type Report struct {
 	Plugins  string  `json:"plugins"`
 	Conflist string  `json:"conflist"`
@@ -51,10 +50,10 @@ func (r *Report) add(row Row) {
 	}
 }
 
-// Failed reports whether any step of the demo has the result Miss.
+// Failed reports whether any step has the result Miss.
 func (r Report) Failed() bool { return r.Missed > 0 }
 
-// Row returns the report's row for the step with the given name.
+// Row returns the row of a step.
 func (r Report) Row(step string) (Row, bool) {
 	i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Step == step })
 	if i < 0 {

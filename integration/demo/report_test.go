@@ -70,7 +70,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestPictureShowsTheScript: the rows in the picture of the demo are steps of the script, with the same wanted values.
+// The rows in the picture are steps of the script, with the same wanted values.
 func TestPictureShowsTheScript(t *testing.T) {
 	const redraw = "run 'make picture ARGS=stills'"
 	picture, err := os.ReadFile(filepath.Join("..", "..", "docs", "demo.svg"))

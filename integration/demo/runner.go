@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
-// A runner is a chain that can be adapted to the machine, and that collects the calls of each verb.
+// A runner is a chain that can be adapted to the machine and collects the calls of each verb.
 type runner struct {
 	*chain.Chain
 	folder, cache string
@@ -26,7 +26,6 @@ func newRunner(folder, cache string, conflist []byte) (*runner, error) {
 	return r, r.use(conflist)
 }
 
-// use() replaces the conflist.
 func (r *runner) use(conflist []byte) error {
 	list, err := reconcile.Load("", conflist)
 	if err == nil {
@@ -57,7 +56,7 @@ func (r *runner) check(ctx context.Context, a chain.Attachment) error {
 	return err
 }
 
-// pluginTypes returns the types of a conflist's plugins, in the order in which they run.
+// pluginTypes returns the types of a conflist's plugins in order.
 func pluginTypes(list *libcni.NetworkConfigList) (names []string) {
 	for _, p := range list.Plugins {
 		names = append(names, p.Network.Type)
@@ -65,7 +64,7 @@ func pluginTypes(list *libcni.NetworkConfigList) (names []string) {
 	return names
 }
 
-// coded() returns the CNI error that err wraps, if there is one.
+// coded returns the CNI error that err wraps, if any.
 func coded(err error) (types.Error, bool) {
 	var e *types.Error
 	if errors.As(err, &e) {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/meter"
 )
 
-// A step of the demo can require the following features, which a machine or a configuration may lack.
+// Features that a step may need and a machine or configuration may lack.
 const (
 	portmap      = "portmap"
 	bandwidth    = "bandwidth"
@@ -24,7 +24,7 @@ const (
 	brNetfilter  = "br_netfilter"
 )
 
-// The names of the steps whose times PrintTimes compares.
+// The steps whose times PrintTimes compares.
 const (
 	addRow = "ADD pod-a, all plugins"
 	delRow = "DEL pod-a, all plugins"
@@ -36,7 +36,7 @@ const (
 	pings   = 20
 )
 
-// script() returns all steps of the demo in the order in which they run. Some steps depend on the results of earlier steps.
+// script returns all steps in order. Some depend on the results of earlier ones.
 func script(plugins []string) []step {
 	var steps []step
 	steps = append(steps, stepsOfADD(plugins)...)
@@ -120,8 +120,7 @@ func stepsOfTheEnd() []step {
 	}
 }
 
-// A placeOf function selects one network namespace of the lab. The returned function runs its argument inside this namespace. It returns a
-// function that calls its argument inside this namespace.
+// A placeOf function selects a namespace of the lab. It returns a function that calls its argument inside this namespace.
 type placeOf func(*lab) func(func() error) error
 
 func fromHost(*lab) func(func() error) error     { return func(f func() error) error { return f() } }
@@ -129,7 +128,7 @@ func fromClient(l *lab) func(func() error) error { return l.client.Do }
 func fromA(l *lab) func(func() error) error      { return l.a.Do }
 func fromB(l *lab) func(func() error) error      { return l.b.Do }
 
-// anySource returns the zero address, with which a step accepts any source address.
+// anySource returns the zero address, which accepts any source.
 func anySource() netip.Addr { return netip.Addr{} }
 
 func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
@@ -152,7 +151,7 @@ func pingA(addr func(*pod) netip.Addr) func(context.Context, *lab) outcome {
 	}
 }
 
-// reachA returns the function of a step that connects to pod-a and checks the source address that pod-a reports.
+// reachA connects to pod-a and checks the source address that it reports.
 func reachA(from placeOf, network string, target netip.AddrPort, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		got, err := ask(ctx, from(l), network, target)
@@ -179,8 +178,7 @@ func withBridgeNetfilter(run func(context.Context, *lab) outcome) func(context.C
 	}
 }
 
-// masquerade() returns the function of a step that connects to a server outside the node. The server must see the node's address as the
-// source.
+// masquerade connects to a server outside the node, which must see the node's address as the source.
 func masquerade(from placeOf, target, source func() netip.Addr) func(context.Context, *lab) outcome {
 	return func(ctx context.Context, l *lab) outcome {
 		outside, err := serve(l.client.Do, "client")

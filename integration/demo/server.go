@@ -16,11 +16,10 @@ import (
 	"github.com/podlace/podlace/integration/meter"
 )
 
-// The constant `patience` is the time limit for a server's answer. The time limit is long enough for a slow machine. A request without an
-// answer within the time limit counts as dropped.
+// patience is how long to wait for an answer, enough for a slow machine. Without one, the request counts as dropped.
 const patience = 5 * time.Second
 
-// The type server is a test server that answers every TCP and UDP request with its own name and the client's source address.
+// server answers every TCP and UDP request with its name and the client's source address.
 type server struct {
 	name string
 	tcp  []net.Listener
@@ -43,8 +42,8 @@ func serve(place meter.Place, name string) (*server, error) {
 	return s, nil
 }
 
-// listen() opens one socket for each address family. A single socket for both address families is not safe here. Go's package net checks
-// only once whether the kernel supports such a socket, in the first namespace that opens a socket.
+// listen opens one socket for each address family. One for both is not safe, because Go's package net checks only once, in the first
+// namespace that opens a socket, whether the kernel supports it.
 func (s *server) listen() error {
 	families := []string{"4"}
 	if ipv6Error() == nil {
@@ -102,14 +101,14 @@ func (s *server) answerUDP(c *net.UDPConn) {
 
 func (s *server) answer(from net.Addr) string { return s.name + " " + from.String() }
 
-// An answer is the reply of a server to one request.
+// An answer is a server's reply.
 type answer struct {
 	name string     // name of the server
 	seen netip.Addr // the caller's address as the server saw it
 	took time.Duration
 }
 
-// ask() connects from a network namespace to a server and returns the server's answer.
+// ask connects from a namespace to a server and returns its answer.
 func ask(ctx context.Context, from meter.Place, network string, target netip.AddrPort) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

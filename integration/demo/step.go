@@ -8,17 +8,16 @@ import (
 	"time"
 )
 
-// A step is one test in the demo script. The report has one row for each step.
+// A step is one test in the script, and one row of the report.
 type step struct {
 	name string
 	want string
-	// The field `needs` contains those requirements of the step that a machine may lack. A requirement is "ipv6", "br_netfilter", or the type
-	// of a plugin whose kernel feature may be missing.
+	// What the step needs and a machine may lack: "ipv6", "br_netfilter", or the type of a plugin whose kernel feature may be missing.
 	needs []string
 	run   func(context.Context, *lab) outcome
 }
 
-// An outcome contains the result and the measured value of a step.
+// An outcome is the result and measured value of a step.
 type outcome struct {
 	verdict  Verdict
 	measured string
@@ -40,7 +39,6 @@ func (s step) row(ctx context.Context, l *lab) Row {
 	return row
 }
 
-// withNote appends a note to the outcome of a step.
 func (o outcome) withNote(format string, args ...any) outcome {
 	note := fmt.Sprintf(format, args...)
 	if o.note != "" {
@@ -50,12 +48,12 @@ func (o outcome) withNote(format string, args ...any) outcome {
 	return o
 }
 
-// failed() returns the outcome of a step that stopped with an error.
+// failed returns the outcome of a step that ended with an error.
 func failed(err error) outcome {
 	return outcome{verdict: Miss, measured: "failed", note: err.Error()}
 }
 
-// verdictFor returns an outcome with the measured value. The verdict of the outcome is OK if `good` is true, and Miss otherwise.
+// verdictFor returns OK if good, and Miss otherwise.
 func verdictFor(good bool, measured string) outcome {
 	if good {
 		return outcome{verdict: OK, measured: measured}
@@ -68,8 +66,8 @@ func milliseconds(took time.Duration) outcome {
 	return outcome{verdict: Info, measured: fmt.Sprintf("%.1f ms", ms), value: ms, unit: "ms"}
 }
 
-// timed() returns the outcome of a step that succeeded, with the step's duration. A long duration is not a failure, because the duration
-// depends more on the machine than on the plugins.
+// timed returns the outcome of a step that succeeded. Taking long is no failure, because it depends more on the machine than on the
+// plugins.
 func timed(took, usual time.Duration) outcome {
 	o := milliseconds(took)
 	o.verdict = OK

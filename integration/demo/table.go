@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// A Table prints each row immediately, so its columns have fixed widths.
+// A Table prints each row at once, so its columns have fixed widths.
 type Table struct {
 	w      io.Writer
 	widths []int
@@ -20,7 +20,7 @@ const (
 	noteWidth     = 140
 )
 
-// NewTable returns a Table for one run of the demo with a conflist, and prints the heading of the table.
+// NewTable prints the heading of the table for one run with a conflist.
 func NewTable(w io.Writer, conflist []byte) (*Table, error) {
 	c, err := newRunner("", "", conflist)
 	if err != nil {
@@ -35,7 +35,7 @@ func NewTable(w io.Writer, conflist []byte) (*Table, error) {
 	return t, nil
 }
 
-// Row prints the result of one step as a row of the table.
+// Row prints the result of one step.
 func (t *Table) Row(r Row) {
 	t.line(r.Step, r.Wanted, r.Measured, r.Result.text(), clip(r.Note))
 }
@@ -63,13 +63,13 @@ func writeLine(w io.Writer, widths []int, cells []string) {
 	fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
 }
 
-// PrintHead prints what the demo uses: the plugin folder, the conflist and the namespace.
+// PrintHead prints the plugin folder, the conflist and the namespace that the demo uses.
 func PrintHead(w io.Writer, opts runOptions, namespace string) {
 	fmt.Fprintf(w, "plugins    %s\nconflist   %s\nnamespace  %s: the network of this machine is not touched\n\n",
 		opts.Plugins, opts.Source, namespace)
 }
 
-// PrintSummary prints the number of rows for each result, and the steps that were skipped.
+// PrintSummary prints how many rows have each result, and which steps were skipped.
 func PrintSummary(w io.Writer, r Report) {
 	fmt.Fprintln(w)
 	printCounts(w, r)
@@ -93,7 +93,7 @@ func printCounts(w io.Writer, r Report) {
 	}
 }
 
-// PrintComparison prints the results of Podlace's plugins and of the reference plugins side by side, with one line for each step.
+// PrintComparison prints the results of Podlace's and the reference plugins side by side, one line for each step.
 func PrintComparison(w io.Writer, podlace, reference Report) {
 	lines := [][]string{{"step", "wanted", "podlace", "", "reference", ""}}
 	for _, ours := range podlace.Rows {
@@ -118,7 +118,7 @@ func PrintComparison(w io.Writer, podlace, reference Report) {
 	printMisses(w, "reference", reference)
 }
 
-// PrintTimes prints how long ADD and DEL of a pod took in each of several runs.
+// PrintTimes prints how long ADD and DEL of a pod took in each run.
 func PrintTimes(w io.Writer, reports []Report) {
 	fmt.Fprintf(w, "\n%-34s %8s %8s\n", "", "ADD", "DEL")
 	for _, r := range reports {
@@ -138,7 +138,7 @@ func printMisses(w io.Writer, name string, r Report) {
 	printCounts(w, r)
 }
 
-// clip() shortens a note so that the note fits into a line of the table. The JSON output contains the complete note.
+// clip shortens a note to fit into a line. The JSON output has all of it.
 func clip(note string) string {
 	text := []rune(strings.Join(strings.Fields(note), " "))
 	if len(text) > noteWidth {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// outside() returns a client outside the node that is connected by a veth pair, as in the demo.
+// outside returns a client that a veth pair connects to the node, as in the demo.
 func outside(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	client, err := sandbox.NewPod("client")
@@ -24,7 +24,7 @@ func outside(t *testing.T) *sandbox.Pod {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Without the call of DelLink, the kernel would delete the veth pair together with the namespace, but only some time later.
+		// Without DelLink, the kernel would delete the veth pair with the namespace, but only some time later.
 		if host, err := kernel.Host(); err == nil {
 			_ = host.DelLink(nodeSide)
 			host.Close()
@@ -134,7 +134,6 @@ func TestLimitsMissOnAnOpenLink(t *testing.T) {
 	}
 }
 
-// TestJudge checks that a rate above the limit has the result Miss, unless pauses of the machine can explain the rate.
 func TestJudge(t *testing.T) {
 	const ms = time.Millisecond
 	for _, test := range []struct {

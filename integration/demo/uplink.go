@@ -16,8 +16,7 @@ const (
 	clientSide = "eth0"
 )
 
-// nodePrefixes returns the subnets of the network between the node and the client. These subnets are reserved for documentation, so no real
-// network uses them.
+// nodePrefixes returns the subnets between node and client. They are reserved for documentation, so no real network uses them.
 func nodePrefixes() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:2::1/64")}
 }
@@ -31,8 +30,7 @@ func nodeV6() netip.Addr   { return nodePrefixes()[1].Addr() }
 func clientV4() netip.Addr { return clientPrefixes()[0].Addr() }
 func clientV6() netip.Addr { return clientPrefixes()[1].Addr() }
 
-// connect() connects the client to the node with a veth pair. Like a neighbour of a real node, the client has a route to the node but no
-// route to the pods.
+// connect joins the client to the node by a veth pair. Like a neighbour of a real node, it has a route to the node but none to the pods.
 func connect(client *sandbox.Pod, ipv6 bool) error {
 	file, err := os.Open(client.Path)
 	if err != nil {
@@ -58,7 +56,7 @@ func connect(client *sandbox.Pod, ipv6 bool) error {
 	return configure(&host.NS, nodeSide, nodePrefixes(), ipv6)
 }
 
-// disconnect deletes the node's link to the client. Without it, the link would stay until the kernel has deleted the client's namespace.
+// disconnect deletes the link to the client, which would otherwise stay until the kernel has deleted the client's namespace.
 func disconnect() error {
 	host, err := kernel.Host()
 	if err != nil {

@@ -13,20 +13,18 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The error codes codeNone and codeUnknown say nothing about the cause of an error. The value of codeNone is zero. Plugins use codeUnknown
-// for errors that have no code of their own.
+// Codes that say nothing about the cause: codeNone is zero, and codeUnknown is for errors without a code of their own.
 const (
 	codeNone    = 0
 	codeUnknown = 999
-	// codeLacking is the error code of a plugin that needs a missing kernel feature.
+	// codeLacking is the code for a missing kernel feature.
 	codeLacking = 105
 )
 
 var errNoAddress = errors.New("the pod has no such address")
 
-// warmUp adds and deletes a first pod. The baseline is recorded after warmUp, so it contains the state that stays after a pod's DEL, such
-// as the bridge and the static rules. If a plugin lacks a kernel feature, warmUp switches its capability off. The demo then skips the steps
-// that need it.
+// warmUp adds and deletes a first pod, so that the baseline has what stays after a pod's DEL, such as the bridge and the static rules. If a
+// plugin lacks a kernel feature, it switches the capability off, and the demo skips the steps that need it.
 func warmUp(ctx context.Context, l *lab) outcome {
 	for {
 		err := l.warmUpOnce(ctx)
@@ -53,7 +51,7 @@ func (l *lab) warmUpOnce(ctx context.Context) error {
 	return err
 }
 
-// pluginError is an error of a plugin chain, with the name of the plugin that failed.
+// pluginError is an error of a chain, with the plugin that failed.
 type pluginError struct {
 	plugin string
 	error
@@ -69,8 +67,8 @@ func last(calls []chain.Call) string {
 	return calls[len(calls)-1].Plugin
 }
 
-// dropLacking adapts the plugin chain if err means that the kernel lacks a feature. It switches off the capability of the plugin or part
-// that failed, or else masquerade.
+// dropLacking adapts the chain if err means that the kernel lacks a feature: it switches off the capability of the plugin or part that
+// failed, or else masquerade.
 func (l *lab) dropLacking(err error) bool {
 	var failing pluginError
 	e, isCNI := coded(err)
@@ -122,7 +120,7 @@ func (p *pod) addresses() string {
 	return strings.Join(list, " ")
 }
 
-// timeOf returns the function of a step that shows how long one plugin took in the previous ADD.
+// timeOf shows how long one plugin took in the previous ADD.
 func timeOf(plugin string) func(context.Context, *lab) outcome {
 	return func(_ context.Context, l *lab) outcome {
 		for _, c := range l.adds {
@@ -144,7 +142,7 @@ func checkPod(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// addInvalidPort runs ADD with a port number that is invalid. The error of ADD must contain the pod's name and an informative code.
+// addInvalidPort runs ADD with an invalid port number. The error must have the pod's name and an informative code.
 func addInvalidPort(ctx context.Context, l *lab) outcome {
 	defer func() { _, _ = l.chain.del(ctx, l.bad.Attachment) }()
 	_, _, err := l.chain.add(ctx, l.bad.Attachment)
@@ -199,8 +197,7 @@ func delAgain(which func(*lab) *pod) func(context.Context, *lab) outcome {
 	}
 }
 
-// delGone simulates a node after a crash. After the crash, the pod's namespace is gone, and the runtime calls DEL with the data in its
-// cache.
+// delGone simulates a node after a crash: the pod's namespace is gone, and the runtime calls DEL with the data in its cache.
 func delGone(ctx context.Context, l *lab) outcome {
 	l.b.stopServer()
 	if err := l.b.Close(); err != nil {

@@ -108,8 +108,7 @@ func TestAddShowsEachPlugin(t *testing.T) {
 	}
 }
 
-// TestSlowMachineIsNoMiss checks a step that takes a long time. The result of a slow step is still OK, and its row contains the time and a
-// note.
+// A slow step is still OK, and its row has the time and a note.
 func TestSlowMachineIsNoMiss(t *testing.T) {
 	for took, note := range map[time.Duration]string{99 * time.Millisecond: "pod", time.Minute: "slow machine: usually below 100 ms; pod"} {
 		got := timed(took, addTime).withNote("pod")
@@ -162,7 +161,7 @@ func TestLeftovers(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.Remove(path) })
 	}
-	// The first file is written before the baseline is recorded, so that the state folders belong to the baseline.
+	// The first file is written before the baseline, so that the state folders belong to it.
 	write("/var/lib/cni/networks/x/lock")
 	if err := l.recordBaseline(); err != nil {
 		t.Fatal(err)

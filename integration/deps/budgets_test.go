@@ -22,11 +22,10 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/deviceplugin"
 )
 
-// budgetFile has a line for each package, program and page: "lines", "bytes" or "words", the name, and the most that it may have. The texts
-// that programs print as help have one line for all, "help".
+// budgetFile has a line for each package, program and page: "lines", "bytes" or "words", the name, and the maximum. Help texts of programs
+// share one line, "help".
 const budgetFile = "testdata/budgets.tsv"
 
-// budgets returns the budgets of one unit by name.
 func budgets(t *testing.T, unit string) map[string]int64 {
 	t.Helper()
 	data, err := os.ReadFile(budgetFile)
@@ -50,7 +49,7 @@ func budgets(t *testing.T, unit string) map[string]int64 {
 	return list
 }
 
-// compare reports what has more than its budget, or none.
+// compare reports what exceeds its budget or has none.
 func compare(t *testing.T, unit string, have map[string]int64) {
 	t.Helper()
 	most := budgets(t, unit)
@@ -69,7 +68,7 @@ func compare(t *testing.T, unit string, have map[string]int64) {
 	}
 }
 
-// TestBudgetLines counts the lines of code of each package below pkg/: lines with a token that is no comment, without tests.
+// A line of code is one with a token that is no comment. Tests do not count.
 func TestBudgetLines(t *testing.T) {
 	have := map[string]int64{}
 	walk(t, "../../pkg", func(path string) {
@@ -105,7 +104,6 @@ func countLines(t *testing.T, path string) int64 {
 	}
 }
 
-// TestBudgetWords counts the words of each page.
 func TestBudgetWords(t *testing.T) {
 	have := map[string]int64{}
 	walk(t, "../..", func(path string) {
@@ -121,7 +119,6 @@ func TestBudgetWords(t *testing.T) {
 	compare(t, "words", have)
 }
 
-// TestBudgetHelp counts the words of 'podlace explain' and of --help of all programs.
 func TestBudgetHelp(t *testing.T) {
 	n := 0
 	for _, table := range []string{"explain.tsv", "codes.tsv"} {
@@ -148,7 +145,6 @@ func wordsOfHelp(c *cobra.Command) int {
 	return n
 }
 
-// TestBudgetLinesCounts checks what counts as a line of code.
 func TestBudgetLinesCounts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.go")
 	if err := os.WriteFile(path, []byte("// c\npackage a\n\n/* c\nc */\nvar x = `1\n\n3` // c\n"), 0o600); err != nil {
@@ -159,7 +155,7 @@ func TestBudgetLinesCounts(t *testing.T) {
 	}
 }
 
-// walk calls f for each file of a folder, but for those of git, builds and tests' data.
+// walk calls f for each file of a folder, except those of git, builds and testdata.
 func walk(t *testing.T, folder string, f func(path string)) {
 	t.Helper()
 	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {

@@ -18,8 +18,7 @@ import (
 
 const module = "github.com/podlace/podlace/"
 
-// packageLayers lists the packages by layer, from the lowest layer to the highest. A package may only import packages of lower layers.
-// Packages of the same layer may not import each other.
+// packageLayers lists the packages from the lowest layer to the highest. A package may import only lower layers, not its own.
 func packageLayers() [][]string {
 	return [][]string{
 		{"pkg/fault", "pkg/ports", "pkg/strict"},
@@ -44,11 +43,11 @@ func packageLayers() [][]string {
 	}
 }
 
-// allowedImporters maps each restricted package or module to the packages that may import it. The name of a module stands for all packages
-// of the module. Tests may import every package. A name that ends in "/" stands for all packages of a folder.
+// allowedImporters maps each restricted package or module to its permitted importers. A module's name stands for all its packages, and a
+// name that ends in "/" for a folder. Tests may import everything.
 func allowedImporters() map[string][]string {
 	return map[string][]string{
-		// The four places. No shipped program links integration/.
+		// No shipped program links integration/.
 		module + "integration": {"integration/"},
 		module + "pkg/daemon": {"pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/", "plugins/sriov-device-plugin",
 			"plugins/podlace-podresources", "integration/"},
@@ -57,28 +56,25 @@ func allowedImporters() map[string][]string {
 		module + "pkg/agent":               {"pkg/agent/", "plugins/podlace-node"},
 		module + "pkg/cli":                 {"pkg/cli", "pkg/cli/", "pkg/agent/", "plugins/podlace", "integration/"},
 
-		// The following packages may access the kernel directly. pkg/cli/sandbox is one of them: it must not use pkg/kernel, because the tests
-		// of pkg/kernel use it.
+		// Direct access to the kernel. pkg/cli/sandbox must not use pkg/kernel, whose tests use it.
 		"github.com/vishvananda/netlink": {"pkg/kernel", "pkg/cli/sandbox", "integration/"},
 		"github.com/google/nftables":     {"pkg/nft", "pkg/reference", "pkg/bridge", "pkg/portmap", "integration/"},
 		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel"},
-		// The following packages need system calls of golang.org/x/sys/unix: pkg/plugin opens namespaces and compares error numbers, pkg/store
-		// locks files and creates unnamed files, and pkg/hostlocal checks access rights. pkg/bridge, pkg/portmap and pkg/reference use it to
-		// write nf_tables rules.
+		// pkg/plugin opens namespaces and compares error numbers, pkg/store locks files and creates unnamed ones, pkg/hostlocal checks access
+		// rights, and pkg/bridge, pkg/portmap and pkg/reference write nf_tables rules.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/plugin", "pkg/store", "pkg/cli/sandbox",
 			"pkg/hostlocal", "pkg/bridge", "pkg/portmap", "integration/"},
 		"os/exec": {"pkg/child", "pkg/fault", "pkg/poddevices", "pkg/iptables", "pkg/ipam", "pkg/cli/sandbox", "pkg/cli/reconcile", "pkg/cli",
 			"integration/"},
 
-		// pkg/kernel and other low-level packages must not import pkg/plugin. pkg/plugin contains error codes and hints for runtimes and
-		// operators; low-level packages return typed errors.
+		// Low-level packages return typed errors. Codes and hints for runtimes and operators are those of pkg/plugin.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/hostlocal", "pkg/ipam", "pkg/loopback", "pkg/nodefile",
 			"pkg/podlacepod", "pkg/portmap", "pkg/sriov", "pkg/store", "pkg/vfconfig", "pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/",
 			"integration/"},
-		// pkg/ipam must not import pkg/hostlocal, because the main plugins pass their host-local implementation to pkg/ipam.
+		// The main plugins pass their host-local implementation to pkg/ipam, which must not import it.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/agent/", "pkg/cli",
 			"pkg/cli/"},
-		// Only packages that change the system, start a program or write the plugin's result may import pkg/fault.
+		// Only packages that change the system, start a program or write the plugin's result.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/daemon/dra", "pkg/agent/nodeagent", "pkg/attachment", "pkg/ipam"},
 		"testing":                       {"integration/"},
@@ -86,12 +82,12 @@ func allowedImporters() map[string][]string {
 		"github.com/coreos/go-iptables": {"pkg/iptables"},
 		"github.com/spf13/cobra":        {"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/claimcheck"},
 
-		// A plugin that imports CNI's package invoke would also contain net/http and OpenTelemetry. The package skel would check the network
-		// namespace only after the first change of the system.
+		// A plugin with CNI's package invoke would also contain net/http and OpenTelemetry. skel would check the network namespace only after the
+		// first change of the system.
 		"github.com/containernetworking/cni/libcni":     {"pkg/cli/chain", "pkg/cli/reconcile", "integration/"},
 		"github.com/containernetworking/cni/pkg/invoke": {"pkg/cli/chain", "integration/"},
 		"github.com/containernetworking/cni/pkg/skel":   nil,
-		// Most of the following modules and packages are only for the daemons and for the command podlace, not for CNI plugins.
+		// Mostly for the daemons and the command podlace, not for CNI plugins.
 		"k8s.io": {"pkg/daemon/deviceplugin", "pkg/daemon/dra", "pkg/daemon/claimcheck", "pkg/daemon/podresources",
 			"pkg/agent/nodeagent"},
 		"github.com/google/cel-go": {"pkg/daemon/claimcheck"},
@@ -108,7 +104,7 @@ func allowedImporters() map[string][]string {
 	}
 }
 
-// goFiles returns the Go files of the main module, by package.
+// goFiles returns the main module's Go files by package.
 func goFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	root := os.DirFS("../..")
@@ -130,13 +126,12 @@ func goFiles(t *testing.T) map[string][]string {
 	return found
 }
 
-// hasGoMod reports whether a folder is a separate module.
 func hasGoMod(root fs.FS, dir string) bool {
 	_, err := fs.Stat(root, path.Join(dir, "go.mod"))
 	return err == nil
 }
 
-// packageImports returns the imports of each package for all build tags, without the imports of tests.
+// packageImports returns the imports of each package for all build tags, without those of tests.
 func packageImports(t *testing.T) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}
@@ -196,8 +191,7 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestGivenPackages checks that production code imports only the listed packages of the modules containernetworking/plugins and
-// coreos/go-iptables. Each listed package has only one importer in Podlace.
+// Production code imports only these packages of containernetworking/plugins and coreos/go-iptables, each in one place.
 func TestGivenPackages(t *testing.T) {
 	uses := map[string]string{
 		"github.com/containernetworking/plugins/pkg/ns": "pkg/plugin",   // opens the namespaces of pods
@@ -221,15 +215,14 @@ func TestGivenPackages(t *testing.T) {
 	}
 }
 
-// isBelow reports whether the first package is the second package or is in a subfolder of the second package.
+// isBelow reports whether a package is the second one or in a subfolder of it.
 func isBelow(pkg, parent string) bool { return pkg == parent || strings.HasPrefix(pkg, parent+"/") }
 
 func allowed(pkg string, who []string) bool {
 	return slices.ContainsFunc(who, func(w string) bool { return pkg == w || strings.HasSuffix(w, "/") && strings.HasPrefix(pkg, w) })
 }
 
-// TestMainsAreSmall checks that each folder below plugins contains only a short main function. A short main function has no logic that
-// needs tests.
+// A folder below plugins has only a short main function, without logic that needs tests.
 func TestMainsAreSmall(t *testing.T) {
 	for pkg, names := range goFiles(t) {
 		if !strings.HasPrefix(pkg, "plugins/") {

@@ -13,8 +13,7 @@ import (
 	"testing"
 )
 
-// permittedLicenses maps the name of each permitted license to a phrase that identifies the license text. A program under Apache-2.0 may
-// link code under a permitted license.
+// permittedLicenses maps each permitted license to a phrase of its text. A program under Apache-2.0 may link code under these.
 func permittedLicenses() map[string]string {
 	return map[string]string{
 		"Apache-2.0": "apache license version 2.0",
@@ -24,12 +23,11 @@ func permittedLicenses() map[string]string {
 	}
 }
 
-// copyleftWords matches names of licenses that are not permitted.
 func copyleftWords() *regexp.Regexp {
 	return regexp.MustCompile(`general public license|mozilla public license|eclipse public license|business source license|server side public`)
 }
 
-// licenseIn returns the name of the permitted license that the text contains, or "".
+// licenseIn returns the permitted license of a text, or "".
 func licenseIn(text string) string {
 	text = strings.Join(strings.Fields(strings.ToLower(strings.ReplaceAll(text, "#", " "))), " ")
 	if copyleftWords().MatchString(text) {
@@ -53,8 +51,7 @@ func TestLicense(t *testing.T) {
 	}
 }
 
-// TestLicenses checks the licenses of all modules that are compiled into a program or a test. Each license must be compatible with
-// Apache-2.0.
+// TestLicenses checks all modules that are compiled into a program or a test.
 func TestLicenses(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil {
@@ -93,7 +90,6 @@ func TestLicenses(t *testing.T) {
 	}
 }
 
-// licenseOf returns the license in the folder of a module.
 func licenseOf(dir string) (name string, err error) {
 	var paths []string
 	for _, pattern := range []string{"LICENSE*", "LICENCE*", "License*", "COPYING*"} {

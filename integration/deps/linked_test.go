@@ -16,8 +16,7 @@ import (
 	"testing"
 )
 
-// forbiddenPackages returns the packages that must not be part of a CNI binary. Packages in subfolders of a forbidden package are also
-// forbidden.
+// forbiddenPackages must not be part of a CNI binary, nor may packages in their subfolders.
 func forbiddenPackages() []string {
 	return []string{"k8s.io", "sigs.k8s.io", "net/http", "google.golang.org", "go.opentelemetry.io", "testing", "crypto/tls",
 		"github.com/spf13",
@@ -25,14 +24,13 @@ func forbiddenPackages() []string {
 		module + "pkg/cli", module + "integration"}
 }
 
-// binaryFolder returns the folder of the CNI binaries. Without PODLACE_BIN, binaryFolder builds the binaries with the release's flags into
-// a new folder.
+// binaryFolder returns PODLACE_BIN, or a new folder with binaries that it builds with the release's flags.
 func binaryFolder(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("PODLACE_BIN"); dir != "" {
 		return dir
 	}
-	// If the Go compiler or a module is missing, for example without network access, the tests are skipped.
+	// Without the Go compiler or a module, for example offline, the tests are skipped.
 	if out, err := goTool("list", "-deps", "./plugins/...").CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: the binaries cannot be built on this machine, and PODLACE_BIN does not name a folder with them: %v\n%s", err, out)
 	}
@@ -51,8 +49,8 @@ func goTool(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// linkedPackages returns the packages whose functions a binary contains. linkedPackages reads the table that Go's runtime uses for
-// tracebacks, because a stripped binary still contains this table.
+// linkedPackages returns the packages whose functions a binary contains, from the table that Go uses for tracebacks, because a stripped
+// binary still has it.
 func linkedPackages(t *testing.T, f *elf.File) []string {
 	t.Helper()
 	section := f.Section(".gopclntab")
@@ -75,8 +73,8 @@ func linkedPackages(t *testing.T, f *elf.File) []string {
 	return slices.Compact(packages)
 }
 
-// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]". In binaries, dots in the last element of the
-// package path are escaped.
+// packageOf returns the package of a function such as "example.org/a/b.(*T).Method[...]". Binaries escape dots in the last element of its
+// path.
 func packageOf(function string) string {
 	function, _, _ = strings.Cut(function, "[")
 	slash := strings.LastIndex(function, "/")
@@ -117,10 +115,9 @@ func TestBinaries(t *testing.T) {
 	}
 }
 
-// grpcPrograms returns the programs that link gRPC, which makes most of the helper's size, or the Kubernetes client.
+// grpcPrograms link the Kubernetes client, or gRPC, which makes most of the helper's size.
 func grpcPrograms() []string { return []string{"sriov-device-plugin", "podlace-podresources"} }
 
-// TestDaemonSize checks that no program that links gRPC is larger than its documented maximum.
 func TestDaemonSize(t *testing.T) {
 	dir := binaryFolder(t)
 	for _, name := range grpcPrograms() {
@@ -150,7 +147,7 @@ func checkLinked(t *testing.T, f *elf.File) {
 	}
 }
 
-// checkPlain checks that the binary needs no shared library and contains no code that injects faults.
+// checkPlain checks that a binary needs no shared library and has no code that injects faults.
 func checkPlain(t *testing.T, f *elf.File, path string) {
 	t.Helper()
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {

@@ -31,8 +31,8 @@ const (
 	decisions        = "docs/dev/DECISIONS.md"
 )
 
-// TestListings compares the named listings in the documents with the output of the programs. A named listing is a code block with the
-// language "text" and a name. Each listing name must occur in exactly one document.
+// TestListings compares the named listings in the documents with the output of the programs. A named listing is a code block of the
+// language "text" with a name, which must occur in exactly one document.
 func TestListings(t *testing.T) {
 	got := verbChanges(t)
 	shown := regexp.MustCompile(`nftables v\d+(\.\d+)*`).FindString(readFile(t, nftablesDocument))

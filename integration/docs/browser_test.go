@@ -16,9 +16,9 @@ import (
 	"golang.org/x/net/html"
 )
 
-// probeScript runs in a page that has a frame for each page of the site and each width. Once all frames have loaded, it stores what it
-// measures in an attribute of the html element: the width of each page, its pictures that did not load, elements that are too wide and have
-// no scroll bar, and the links that a search has found.
+// probeScript runs in a page that has a frame for each page of the site and each width. Once all are loaded, it stores in an attribute of
+// the html element: the width of each page, pictures that did not load, elements that are too wide and have no scroll bar, and the links
+// that a search has found.
 const probeScript = `<script>addEventListener("load", () => {
   document.documentElement.dataset.measured = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
     const d = frame.contentDocument, style = frame.contentWindow.getComputedStyle;
@@ -38,8 +38,8 @@ type measuredPage struct {
 	Wide, Broken, Found []string
 }
 
-// TestSiteInBrowser opens each page as wide as a phone, a tablet and a desktop. No page may be wider than its window, and all pictures must
-// load. A search must find a heading.
+// TestSiteInBrowser opens each page as wide as a phone, a tablet and a desktop. None may be wider than its window, all pictures must load,
+// and a search must find a heading.
 func TestSiteInBrowser(t *testing.T) {
 	dir, browser := siteFolder(t), os.Getenv("CHROMIUM")
 	if browser == "" {
@@ -72,7 +72,7 @@ func TestSiteInBrowser(t *testing.T) {
 	}
 }
 
-// loadInBrowser serves the site and a page with the frames, and returns what a headless Chromium measures in each frame.
+// loadInBrowser serves the site and a page with the frames, and returns what headless Chromium measures in each.
 func loadInBrowser(t *testing.T, browser, dir, frames string) (measured []measuredPage) {
 	t.Helper()
 	site := http.NewServeMux()

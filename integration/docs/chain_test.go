@@ -27,16 +27,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// callLimit is the timeout of a verb. Every verb takes much less time than this timeout.
+// callLimit is far more than any verb takes.
 const callLimit = 30 * time.Second
 
-// All examples use a pod with the following name and namespace.
+// The pod of all examples.
 const (
 	podName     = "web-0"
 	containerID = "example"
 )
 
-// The type testNetwork contains a network configuration, and calls its plugins through libcni.
+// testNetwork calls the plugins of a network configuration through libcni.
 type testNetwork struct {
 	list  *libcni.NetworkConfigList
 	cni   *libcni.CNIConfig
@@ -44,7 +44,6 @@ type testNetwork struct {
 	caps  map[string]any
 }
 
-// openNetwork parses a conflist or the configuration of one plugin.
 func openNetwork(t testing.TB, config string, bin string, caps map[string]any) testNetwork {
 	t.Helper()
 	list, err := libcni.NetworkConfFromBytes(asList(t, config))
@@ -54,12 +53,12 @@ func openNetwork(t testing.TB, config string, bin string, caps map[string]any) t
 	return testNetwork{list: list, cache: t.TempDir(), caps: caps}.withPlugins(bin)
 }
 
-// withPlugins returns a copy of the network whose plugins are in the given folder.
+// withPlugins returns a copy of the network with the plugins of another folder.
 func (n testNetwork) withPlugins(bin string) testNetwork {
 	return n.withExec(bin, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}})
 }
 
-// withExec returns a copy of the network whose plugins are in the given folder. libcni starts these plugins through the argument exec.
+// withExec returns a copy of the network with the plugins of another folder, which libcni starts through exec.
 func (n testNetwork) withExec(bin string, exec invoke.Exec) testNetwork {
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, n.cache, exec)
 	return n
@@ -97,7 +96,7 @@ func (n testNetwork) runtime(id string, pod *sandbox.Pod) *libcni.RuntimeConf {
 
 func (n testNetwork) isLoopback() bool { return n.list.Plugins[0].Network.Type == "loopback" }
 
-// mustAdd runs ADD and returns the result as JSON. If the test fails, mustAdd runs DEL at the end of the test.
+// mustAdd runs ADD and returns the result as JSON. If the test fails, DEL runs at its end.
 func (n testNetwork) mustAdd(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	t.Helper()
 	t.Cleanup(func() {
@@ -114,7 +113,7 @@ func (n testNetwork) mustAdd(t testing.TB, id string, pod *sandbox.Pod) []byte {
 	return encode(t, result)
 }
 
-// tryAdd runs ADD and returns the error. In contrast to mustAdd, tryAdd does not end the test, so a goroutine can call it.
+// tryAdd returns the error of ADD, so that goroutines can call it, unlike mustAdd.
 func (n testNetwork) tryAdd(t testing.TB, id string, pod *sandbox.Pod) error {
 	ctx, cancel := context.WithTimeout(t.Context(), callLimit)
 	defer cancel()
@@ -141,7 +140,7 @@ func (n testNetwork) del(t testing.TB, id string, pod *sandbox.Pod) {
 	}
 }
 
-// removeState removes the bridges and leases of the network from the node, so that examples do not affect one another.
+// removeState removes the network's bridges and leases, so that examples do not affect one another.
 func (n testNetwork) removeState(t testing.TB) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -168,8 +167,8 @@ func (n testNetwork) removeState(t testing.TB) {
 	}
 }
 
-// runVerbs runs ADD, CHECK and two DELs with a new configuration, in the same way as a runtime. After the last DEL, only state of the
-// network may remain, such as the chains of its rules. runVerbs returns the result of the first ADD.
+// runVerbs runs ADD, CHECK and two DELs with a new configuration, as a runtime does, and returns the result of the first ADD. After the
+// last DEL, only state of the network may remain, such as the chains of its rules.
 func runVerbs(t *testing.T, config string, caps map[string]any) []byte {
 	t.Helper()
 	if strings.Contains(config, `"sriov"`) {
@@ -207,7 +206,7 @@ func newPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// needTools skips the test of an iptables configuration if iptables is not installed.
+// needTools skips an iptables configuration if iptables is not installed.
 func needTools(t testing.TB, config string) {
 	t.Helper()
 	if usesIPTables(config) && (!iptables.Installed(true) || !iptables.Installed(false)) {
@@ -215,13 +214,13 @@ func needTools(t testing.TB, config string) {
 	}
 }
 
-// usesIPTables reports whether a configuration selects the iptables backend or has a key that only this backend supports.
+// usesIPTables reports whether a configuration selects the iptables backend or has a key that only this one supports.
 func usesIPTables(config string) bool {
 	return slices.ContainsFunc([]string{`"iptables"`, "externalSetMarkChain", "markMasqBit"},
 		func(s string) bool { return strings.Contains(config, s) })
 }
 
-// runPlugin runs one plugin for the pod of the examples, and returns the plugin's standard output.
+// runPlugin runs one plugin for the pod of the examples and returns its standard output.
 func runPlugin(t testing.TB, verb, config string, pod *sandbox.Pod) (stdout []byte, ok bool) {
 	t.Helper()
 	var conf struct{ Type string }

@@ -14,8 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAgentKeys compares the table of the agent's keys with the schema of its configuration. A test of pkg/agent/nodeagent compares it with
-// the code.
+// The table of the agent's keys must match the schema of its configuration, which a test of pkg/agent/nodeagent compares with the code.
 func TestAgentKeys(t *testing.T) {
 	var schema struct{ Properties map[string]any }
 	if err := json.Unmarshal([]byte(readFile(t, "conf/schema/podlace-node.schema.json")), &schema); err != nil {
@@ -31,8 +30,8 @@ func TestAgentKeys(t *testing.T) {
 	}
 }
 
-// TestEvents checks the list of what a cluster does to the agent. A line has the event, what the agent does, and the tests of it. They must
-// exist; at most five lines have none. docs/CLUSTER.md tells what an admin needs of the list.
+// TestEvents checks the list of what a cluster does to the agent. A line has the event, what the agent does, and its tests. They must
+// exist; at most five lines have none. What an admin needs of the list is in docs/CLUSTER.md.
 func TestEvents(t *testing.T) {
 	const events = "integration/docs/testdata/cluster-events.tsv"
 	var tests strings.Builder

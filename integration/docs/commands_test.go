@@ -14,9 +14,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestCommands runs the code blocks of the language sh in the documents. The commands install files into an empty folder in place of /.
-// TestCommands checks that each make target in these code blocks exists, but runs only the targets that install files. A command that needs
-// a cluster or another machine must be in a code block of a language other than sh.
+// TestCommands runs the documents' code blocks of the language sh, with an empty folder in place of /. All make targets in them must exist,
+// but only those that install files run. A command that needs a cluster or another machine must be in a block of another language.
 func TestCommands(t *testing.T) {
 	targets := makeTargets(t)
 	for _, d := range documents(t) {
@@ -32,7 +31,6 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// makeTargets returns the names of all targets of the Makefile.
 func makeTargets(t testing.TB) []string {
 	t.Helper()
 	var targets []string
@@ -57,7 +55,7 @@ func checkTargets(t *testing.T, text string, targets []string) {
 	}
 }
 
-// runCommands runs a code block in one shell. The current folder is the top folder of the tree.
+// runCommands runs a code block in one shell, in the top folder of the tree.
 func runCommands(t *testing.T, text, folder string) {
 	t.Helper()
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/usr/local/bin"} {
@@ -65,7 +63,7 @@ func runCommands(t *testing.T, text, folder string) {
 			t.Fatal(err)
 		}
 	}
-	// Commands may only name the following folders, because the test would change the machine's own files in other folders.
+	// Commands may name only these folders. In others, the test would change the machine's own files.
 	for _, m := range regexp.MustCompile(`(?m)(?:^|[\s"'=>])/([a-z]+)`).FindAllStringSubmatch(text, -1) {
 		if !slices.Contains([]string{"run", "var", "etc", "opt", "usr"}, m[1]) {
 			t.Fatalf("the commands must not change /%s:\n%s", m[1], text)
@@ -86,7 +84,7 @@ func runCommands(t *testing.T, text, folder string) {
 	}
 }
 
-// runnableLine translates a command of a document into a command that the test can run.
+// runnableLine translates a command of a document into one that the test can run.
 func runnableLine(line, folder string) string {
 	switch {
 	case strings.HasPrefix(line, "make install"):
@@ -94,13 +92,13 @@ func runnableLine(line, folder string) string {
 		if err != nil {
 			panic(err)
 		}
-		// The variable BIN contains the folder of binaries that are already built.
+		// BIN is the folder of binaries that are already built.
 		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line,
 			"make install")
 	case strings.HasPrefix(line, "make "):
 		return ""
 	case strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
-		// With the flag --help, a command checks only the syntax of its flags. Other tests run the same commands without --help.
+		// With --help, a command only checks its flags. Other tests run the same commands without it.
 		return strings.TrimSpace(line) + " --help\n"
 	case strings.HasPrefix(line, "podlace rollback"):
 		return strings.TrimSpace(line) + " --conf-dir " + folder + "/etc/cni/net.d\n"

@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// The function conflists() returns the names of the shipped configurations.
 func conflists(t testing.TB) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(treeRoot, "conf", "*"))
@@ -40,7 +39,7 @@ func conflists(t testing.TB) []string {
 	return names
 }
 
-// TestConflists runs each shipped configuration with each cniVersion that the configuration lists.
+// TestConflists runs each shipped configuration with each of its cniVersions.
 func TestConflists(t *testing.T) {
 	names, skipped := conflists(t), []string{}
 	for _, name := range names {
@@ -78,8 +77,7 @@ func TestConflists(t *testing.T) {
 	}
 }
 
-// TestNetworkAttachment runs the shipped configuration for Multus. Like Multus, the test adds the VF's PCI address to
-// the configuration of each plugin.
+// TestNetworkAttachment runs the shipped configuration for Multus, which adds the VF's PCI address to each plugin.
 func TestNetworkAttachment(t *testing.T) {
 	_, text, ok := strings.Cut(readFile(t, "conf/sriov-network.yaml"), "  config: |\n")
 	var conf struct {
@@ -103,8 +101,7 @@ func TestNetworkAttachment(t *testing.T) {
 	}
 }
 
-// selectVersion returns a conflist with only one cniVersion. An old runtime reads only the key cniVersion. A new runtime selects a version
-// from cniVersions.
+// selectVersion returns a conflist with only one cniVersion. Old runtimes read this key alone; new ones select from cniVersions.
 func selectVersion(t testing.TB, data []byte, version string) string {
 	t.Helper()
 	text := string(data)
@@ -118,8 +115,7 @@ func selectVersion(t testing.TB, data []byte, version string) string {
 	return strings.Replace(text, offer, "", 1)
 }
 
-// wantedCapabilities returns the capabilities of a pod with a hostPort and bandwidth limits. The bandwidth burst has the value that
-// containerd passes.
+// wantedCapabilities returns those of a pod with a hostPort and limits, with the burst that containerd passes.
 func wantedCapabilities() map[string]any {
 	return map[string]any{
 		"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -128,7 +124,7 @@ func wantedCapabilities() map[string]any {
 	}
 }
 
-// TestConflistsAreDescribed checks that conf/README.md describes exactly the existing files of the folder.
+// TestConflistsAreDescribed checks that conf/README.md describes exactly the folder's files.
 func TestConflistsAreDescribed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, table := range parse(t, "conf/README.md").tables {

@@ -29,7 +29,7 @@ import (
 
 const draManifest = "conf/cluster/components/dra/sriov-device-plugin-dra.yaml"
 
-// kubeObject decodes the only object of a type in a manifest and rejects unknown keys.
+// kubeObject decodes the only object of its type in a manifest and rejects unknown keys.
 func kubeObject[T runtime.Object](t *testing.T, file string) T {
 	t.Helper()
 	found := kubeObjects[T](t, file)
@@ -39,7 +39,7 @@ func kubeObject[T runtime.Object](t *testing.T, file string) T {
 	return found[0]
 }
 
-// kubeObjects decodes the objects of a type in a manifest and rejects unknown keys.
+// kubeObjects decodes all objects of a type in a manifest and rejects unknown keys.
 func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	t.Helper()
 	s := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
@@ -55,8 +55,8 @@ func kubeObjects[T runtime.Object](t *testing.T, file string) (found []T) {
 	return found
 }
 
-// TestRights checks that the daemon's ClusterRole grants exactly the necessary rights. Admission policies must restrict how the daemon may
-// change ResourceSlices and the status of claims.
+// The daemon's ClusterRole grants exactly the necessary rights. Admission policies restrict how it may change ResourceSlices and the status
+// of claims.
 func TestRights(t *testing.T) {
 	role, binding := kubeObject[*rbac.ClusterRole](t, draManifest), kubeObject[*rbac.ClusterRoleBinding](t, draManifest)
 	account, set := kubeObject[*core.ServiceAccount](t, draManifest), kubeObject[*apps.DaemonSet](t, draManifest)
@@ -98,8 +98,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestDRAManifest checks that an update of the DaemonSet starts the new pod before the old pod ends. The DaemonSet must use only flags that
-// the daemon has, mount only folders, and have one capability. The daemon's configuration in the manifest must offer VFs by DRA.
+// An update of the DaemonSet starts the new pod before the old one ends. It uses only flags that the daemon has, mounts only folders and
+// has one capability, and its configuration offers VFs by DRA.
 func TestDRAManifest(t *testing.T) {
 	set := kubeObject[*apps.DaemonSet](t, draManifest)
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxSurge.IntValue() != 1 || u.MaxUnavailable.IntValue() != 0 {
@@ -141,8 +141,7 @@ func TestDRAManifest(t *testing.T) {
 	}
 }
 
-// TestDeviceClass checks that the DeviceClass of the component dra equals the output of 'sriov-device-plugin classes' for the component's
-// configuration.
+// The DeviceClass of the component dra equals the output of 'sriov-device-plugin classes' for the component's configuration.
 func TestDeviceClass(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.json")
 	if err := os.WriteFile(file, []byte(kubeObject[*core.ConfigMap](t, draManifest).Data["config.json"]), 0o600); err != nil {

@@ -23,7 +23,6 @@ const draDocument = "docs/DRA.md"
 // draEvents lists what may happen to a pod with a claim: event, result, and the tests that show it, separated by tabs.
 const draEvents = "integration/docs/testdata/dra-events.tsv"
 
-// TestDRAEvents checks that the tests in each line of draEvents exist.
 func TestDRAEvents(t *testing.T) {
 	var tests strings.Builder
 	for _, dir := range []string{"pkg/daemon/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/daemon/pool", "pkg/daemon/deviceplugin",
@@ -59,8 +58,8 @@ func TestDRAEvents(t *testing.T) {
 	}
 }
 
-// TestExplainedVFs checks that 'podlace sriov explain' prints the lines that docs/SRIOV.md and the page of the device plugin show for their
-// configurations, on a machine with the PFs ens0f0 and ens1f0. TestQuickstarts of scripts/image runs the other commands of the quickstarts.
+// TestExplainedVFs compares the output of 'podlace sriov explain', on a machine with the PFs ens0f0 and ens1f0, with docs/SRIOV.md and the
+// page of the device plugin. TestQuickstarts of scripts/image runs the other commands of the quickstarts.
 func TestExplainedVFs(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})
 	for _, path := range []string{"docs/SRIOV.md", devicePlugin} {
@@ -84,8 +83,7 @@ func TestExplainedVFs(t *testing.T) {
 	}
 }
 
-// TestDRASettings checks the table of settings in docs/DRA.md. It must contain all settings of classes and claims, and their keys in the
-// conflist.
+// The table of settings in docs/DRA.md has all settings of classes and claims, with their keys in the conflist.
 func TestDRASettings(t *testing.T) {
 	const heading = "Settings of a VF"
 	conflistKeys := map[string]bool{}

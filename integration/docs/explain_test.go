@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestExplainTable checks that 'podlace explain' has the rows of the tables of keys and error codes in the documents.
+// TestExplainTable compares 'podlace explain' with the tables of keys and error codes in the documents.
 func TestExplainTable(t *testing.T) {
 	const table = "pkg/cli/explain.tsv"
 	pages, err := filepath.Glob(filepath.Join(treeRoot, "plugins/*/README.md"))
@@ -35,7 +35,7 @@ func TestExplainTable(t *testing.T) {
 	}
 }
 
-// explainRows writes a line for each row of those tables whose first column has the heading Key or Code.
+// explainRows writes a line for each row of the tables whose first column is Key or Code.
 func explainRows(to *strings.Builder, d markdownDocument, plugin string) {
 	link := regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
 	for _, table := range d.tables {

@@ -16,9 +16,9 @@ import (
 
 const features = "integration/docs/testdata/features.tsv"
 
-// TestFeatures checks the list of the 41 features that users of CNI plugins, meta plugins and device plugins expect, and of 25 frequent
+// TestFeatures checks the list of 41 features that users of CNI plugins, meta plugins and device plugins expect, and of 25 frequent
 // complaints about other SR-IOV plugins. A line has the number, the state (done, partly or not), the feature, and the evidence or the
-// missing part. The make targets, tests and commands of podlace that stand there as evidence must exist.
+// missing part. Make targets, tests and commands named as evidence must exist.
 func TestFeatures(t *testing.T) {
 	targets, commands := makeTargets(t), podlaceCommands()
 	n := 0
@@ -37,8 +37,7 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// checkEvidence checks that a command in backquotes exists. A command has one of three forms: make TARGET, podlace
-// COMMAND, or go test PACKAGES -run NAMES.
+// checkEvidence checks that a command in backquotes exists: make TARGET, podlace COMMAND, or go test PACKAGES -run NAMES.
 func checkEvidence(t *testing.T, row, command string, targets, commands []string) {
 	t.Helper()
 	words := strings.Fields(command)
@@ -65,7 +64,7 @@ func checkEvidence(t *testing.T, row, command string, targets, commands []string
 	}
 }
 
-// podlaceCommands returns the commands of podlace, and the one that cobra adds.
+// podlaceCommands returns the commands of podlace, with the one that cobra adds.
 func podlaceCommands() []string {
 	commands := []string{"completion"}
 	for _, c := range cli.Command().Commands() {

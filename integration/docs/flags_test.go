@@ -21,8 +21,7 @@ func programs() []*cobra.Command {
 	return []*cobra.Command{cli.Command(), nodeagent.Command(io.Discard, io.Discard)}
 }
 
-// TestCommandTables checks that the tables of commands in the READMEs of podlace and podlace-node have a row for each command, in the order
-// of --help.
+// The tables of commands in the READMEs of podlace and podlace-node have a row for each command, in the order of --help.
 func TestCommandTables(t *testing.T) {
 	for _, root := range programs() {
 		d := parse(t, "plugins/"+root.Name()+"/README.md")
@@ -45,7 +44,7 @@ func TestCommandTables(t *testing.T) {
 	}
 }
 
-// TestFlags checks that each command line of podlace and podlace-node in the documents has only commands and flags that exist.
+// Command lines of podlace and podlace-node in the documents have only commands and flags that exist.
 func TestFlags(t *testing.T) {
 	for _, d := range documents(t) {
 		lines := backquoted(strings.Join(d.prose, " "))
@@ -65,7 +64,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// checkCommandLine checks the part of a line that calls a program, up to the next program of a pipe.
+// checkCommandLine checks the part of a line that calls a program, up to the next pipe.
 func checkCommandLine(t *testing.T, path string, root *cobra.Command, line string) {
 	t.Helper()
 	call := regexp.MustCompile(`^(?:[$#] )?(?:sudo )?(?:\S*/)?` + root.Name() + ` ([a-z][^|;&>#]*)`).FindStringSubmatch(line)
@@ -93,7 +92,7 @@ func checkCommandLine(t *testing.T, path string, root *cobra.Command, line strin
 	}
 }
 
-// eachCommand calls a function for a command and all its subcommands, except hidden ones and those that cobra adds.
+// eachCommand calls a function for a command and its subcommands, except hidden ones and those that cobra adds.
 func eachCommand(c *cobra.Command, f func(*cobra.Command)) {
 	f(c)
 	for _, sub := range c.Commands() {

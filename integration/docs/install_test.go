@@ -20,13 +20,13 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// sudoPath is the PATH that sudo sets. sudoPath does not contain the folder of Go.
+// sudoPath is the PATH that sudo sets, without the folder of Go.
 const sudoPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
-// receiptPath is the file with the list of installed files. make install writes this file.
+// receiptPath is the list of installed files that make install writes.
 const receiptPath = "/usr/local/share/podlace/receipt"
 
-// The type installTree contains two folders: a source tree with built binaries, and the target folder of the installation in place of /.
+// installTree is a source tree with built binaries, and the folder in place of / into which it is installed.
 type installTree struct{ dir, into string }
 
 func newCheckout(t *testing.T) installTree {
@@ -65,7 +65,7 @@ func newCheckout(t *testing.T) installTree {
 	return c
 }
 
-// makeVariable returns the value of a Makefile variable as a list of words.
+// makeVariable returns the words of a Makefile variable.
 func makeVariable(t testing.TB, variable string) []string {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^` + variable + ` *:= *(.*)$`).FindStringSubmatch(readFile(t, "Makefile"))
@@ -105,7 +105,6 @@ func (c installTree) mustInstall(t *testing.T) string {
 	return out
 }
 
-// installedFiles lists the files below the installation folder.
 func (c installTree) installedFiles(t *testing.T) (files []string) {
 	t.Helper()
 	err := filepath.WalkDir(c.into, func(path string, e fs.DirEntry, err error) error {
@@ -120,7 +119,7 @@ func (c installTree) installedFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// allInstalled returns the sorted list of files that an installation must contain. The argument `extra` contains additional expected files.
+// allInstalled returns the sorted list of files that an installation must contain, with `extra` ones.
 func allInstalled(t *testing.T, extra ...string) []string {
 	t.Helper()
 	for _, name := range makeVariable(t, "CNI_PLUGINS") {
@@ -134,13 +133,11 @@ func allInstalled(t *testing.T, extra ...string) []string {
 	return extra
 }
 
-// TestInstallCopiesTheBuild checks that make install copies the built files even if root's PATH does not contain Go. A second run of make
-// install must also succeed.
+// make install copies the built files even if root's PATH has no Go, and also a second time.
 func TestInstallCopiesTheBuild(t *testing.T) {
 	c := newCheckout(t)
 	for range 2 {
-		// If the source tree is copied, the modification times of all files change. Administrators may also edit files in conf/. In both
-		// cases, make install must not report the build as stale.
+		// A copy of the tree changes all modification times, and administrators may edit conf/. Neither makes the build stale.
 		if err := os.Chtimes(filepath.Join(c.dir, "pkg/source.go"), time.Time{}, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
@@ -160,8 +157,7 @@ func TestInstallCopiesTheBuild(t *testing.T) {
 	}
 }
 
-// TestInstallRefuses checks that make install fails before any change if binaries are stale or missing, or if a folder is read-only. The
-// error message must have only one line.
+// make install fails with a message of one line, before any change, if binaries are stale or missing or a folder is read-only.
 func TestInstallRefuses(t *testing.T) {
 	again := ": run 'make build' as a user who has Go in PATH, then install again\n"
 	stale := "install: the binaries in bin were built from other sources" + again
@@ -209,7 +205,7 @@ func userName(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// readOnly mounts a folder as read-only, so that even root cannot write to the folder.
+// readOnly mounts a folder so that even root cannot write to it.
 func readOnly(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -221,7 +217,6 @@ func readOnly(t *testing.T, dir string) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
 }
 
-// TestBuildNamesTheMissingGo runs make build without Go in PATH. The error message must say that Go is missing.
 func TestBuildNamesTheMissingGo(t *testing.T) {
 	c := newCheckout(t)
 	cmd := exec.Command("make", "build")
@@ -235,8 +230,8 @@ func TestBuildNamesTheMissingGo(t *testing.T) {
 	}
 }
 
-// TestInstallKeepsForeignFiles checks that the installer saves a copy of another project's plugin before it replaces the plugin. A later
-// installation must not overwrite the saved copy. The commands of the README must restore the other project's plugin.
+// The installer saves another project's plugin before it replaces it, and a later installation keeps that copy. The commands of the README
+// restore the plugin.
 func TestInstallKeepsForeignFiles(t *testing.T) {
 	c := newCheckout(t)
 	dir := filepath.Join(c.into, "opt/cni/bin")

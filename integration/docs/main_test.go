@@ -11,25 +11,23 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// treeRoot is the top folder of the source tree.
 const treeRoot = "../.."
 
 var update = flag.Bool("update", false, "rewrite the listings in docs/, the table of 'podlace explain', and the DeviceClass of the component dra")
 
 func TestMain(m *testing.M) {
-	// The PATH of an ordinary user does not contain the folders of nft and iptables.
+	// An ordinary user's PATH does not have the folders of nft and iptables.
 	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
 	harness.Main(m, harness.Programs(append(harness.AllPlugins(), "podlace-pod", "podlace-podresources", "sriov", "podlace", "podlace-node",
 		"sriov-device-plugin")...),
 		harness.Faulty(append(harness.AllPlugins(), "podlace-pod", "podlace")...), harness.Reference)
 }
 
-// updateCommand returns the command with which a test rewrites the parts of the documents that it compares.
+// updateCommand returns the command that rewrites the parts of the documents that a test compares.
 func updateCommand(test string) string {
 	return "go test ./integration/docs -run '^" + test + "$' -update"
 }
 
-// readFile returns a file of the source tree.
 func readFile(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(treeRoot, path))
@@ -39,7 +37,7 @@ func readFile(t testing.TB, path string) string {
 	return string(data)
 }
 
-// skipMissing skips a test because a tool is missing. With KERNELTEST=require in the environment, skipMissing fails the test instead.
+// skipMissing skips a test for want of a tool, or fails it if KERNELTEST=require is set.
 func skipMissing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("KERNELTEST") == "require" {

@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// TestMakeClusterArguments checks that make cluster rejects an unknown argument before any build.
 func TestMakeClusterArguments(t *testing.T) {
 	cmd := exec.Command("make", "-s", "cluster", "ARGS=-tset")
 	cmd.Dir = treeRoot

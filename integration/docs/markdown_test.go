@@ -11,7 +11,6 @@ import (
 	"testing"
 )
 
-// markdownDocument is a parsed Markdown file.
 type markdownDocument struct {
 	path     string   // relative to the top of the tree
 	headings []string // headings of the first two levels
@@ -20,13 +19,13 @@ type markdownDocument struct {
 	prose    []string // lines outside code blocks
 }
 
-// codeBlock is a code block with its language, the heading above, and the number of the first line.
+// codeBlock is a code block with its language, the heading above it, and its first line's number.
 type codeBlock struct {
 	lang, heading, text string
 	line                int
 }
 
-// The type markdownTable contains the cells of a table, and the heading above the table.
+// markdownTable has a table's cells and the heading above it.
 type markdownTable struct {
 	heading string
 	head    []string
@@ -123,7 +122,6 @@ func backquoted(cell string) []string {
 	return words
 }
 
-// The function documents() returns every Markdown file of the tree.
 func documents(t testing.TB) []markdownDocument {
 	t.Helper()
 	var all []markdownDocument
@@ -154,7 +152,6 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestLinks checks that the target of every link to a file of the tree exists.
 func TestLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#]+)(#[^)]*)?\)`)
 	for _, d := range documents(t) {

@@ -25,8 +25,7 @@ import (
 
 const moving = "docs/MOVING.md"
 
-// needReference returns the folder of the reference plugins. The reference plugins need nft and iptables. If one of these programs is
-// missing, needReference skips the test.
+// needReference returns the folder of the reference plugins, or skips the test without nft and iptables, which they need.
 func needReference(t *testing.T) string {
 	t.Helper()
 	dir := harness.ReferenceDir()
@@ -42,8 +41,8 @@ func needReference(t *testing.T) string {
 	return dir
 }
 
-// mixedNetwork returns a network whose configuration works with the reference plugins and with Podlace. The argument `edits` contains pairs
-// of strings: a text in the configuration, and its replacement.
+// mixedNetwork returns a network for both the reference plugins and Podlace. edits are pairs of a text in the configuration and its
+// replacement.
 func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...string) testNetwork {
 	t.Helper()
 	masquerade, ports := "", ""
@@ -61,8 +60,8 @@ func mixedNetwork(t *testing.T, backends, bin string, hostPort int, edits ...str
 		{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`), bin, caps)
 }
 
-// TestWhatStays checks the table of remaining state in docs/MOVING.md. Podlace runs ADD and the reference plugins run DEL, or the
-// reverse. After DEL, the remaining state must match the table. The commands of the document must then remove all remaining state.
+// TestWhatStays checks the table of remaining state in docs/MOVING.md: Podlace runs ADD and the reference plugins DEL, or the reverse. The
+// document's commands must then remove all that remains.
 func TestWhatStays(t *testing.T) {
 	folders := map[string]string{"reference": needReference(t), "Podlace": harness.BinDir()}
 	d := parse(t, moving)

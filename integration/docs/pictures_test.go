@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// TestDiagrams checks that each diagram was drawn from its source as it is: scripts/pictures.sh writes the checksum of the source into it.
+// Each diagram has the checksum of its source, which scripts/pictures.sh writes into it.
 func TestDiagrams(t *testing.T) {
 	sources, err := filepath.Glob(filepath.Join(treeRoot, "docs/*.dot"))
 	if err != nil || len(sources) == 0 {
@@ -27,7 +27,7 @@ func TestDiagrams(t *testing.T) {
 	}
 }
 
-// TestStills checks that the commands in stills of a terminal still print what the pictures show. The demo has a test of its own.
+// The commands in stills of a terminal still print what the pictures show. The demo has a test of its own.
 func TestStills(t *testing.T) {
 	const redraw = "run 'make picture ARGS=stills'"
 	doctor := sourcesIn(t, "pkg/cli/doctor")
@@ -48,7 +48,6 @@ func TestStills(t *testing.T) {
 	}
 }
 
-// stillText returns the lines of a still.
 func stillText(t *testing.T, path string) string {
 	t.Helper()
 	var still struct {
@@ -67,7 +66,6 @@ func stillText(t *testing.T, path string) string {
 	return text.String()
 }
 
-// sourcesIn returns the text of the Go files of a folder.
 func sourcesIn(t *testing.T, folder string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(treeRoot, folder, "*.go"))

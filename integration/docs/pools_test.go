@@ -19,7 +19,6 @@ const (
 	manifest     = "conf/cluster/components/sriov/sriov-device-plugin.yaml"
 )
 
-// TestPools checks that every configuration of the device plugin in the documents and in conf/ is valid.
 func TestPools(t *testing.T) {
 	texts := map[string]string{}
 	for _, b := range parse(t, devicePlugin).blocksOf("json") {
@@ -45,7 +44,7 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestManifest checks that the DaemonSet uses only flags that the daemon has, mounts only folders, and requests no privileges.
+// The DaemonSet uses only flags that the daemon has, mounts only folders, and requests no privileges.
 func TestManifest(t *testing.T) {
 	text := readFile(t, manifest)
 	args := regexp.MustCompile(`args: \[(.*)\]`).FindStringSubmatch(text)

@@ -22,8 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// cniPlugins lists the folders of plugins/ that contain a CNI plugin. The README files of the daemons and of the command line have another
-// structure.
+// cniPlugins lists the folders of plugins/ with a CNI plugin. The READMEs of daemons and command lines have another structure.
 func cniPlugins(t testing.TB) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(treeRoot, "plugins"))
@@ -48,12 +47,11 @@ const (
 	exampleHeading      = "Example"
 )
 
-// TestStructure checks that the README files of all CNI plugins have the same headings in the same order. A page leaves out a heading
-// without content.
+// READMEs of CNI plugins have the same headings in the same order. A page leaves out those without content.
 func TestStructure(t *testing.T) {
 	const differences = "Differences to the reference plugin"
 	order := []string{exampleHeading, keysHeading, capabilitiesHeading, "Behaviour", errorsHeading, differences, "Limits"}
-	// The pages of host-local and sriov still have the former order.
+	// The pages of host-local and sriov have another order.
 	former := []string{"Behaviour", keysHeading, capabilitiesHeading, "Result", errorsHeading, differences, exampleHeading}
 	for _, plugin := range cniPlugins(t) {
 		d := parse(t, "plugins/"+plugin+"/README.md")
@@ -226,9 +224,8 @@ func kindOf(t testing.TB, b codeBlock) blockKind {
 	return ""
 }
 
-// TestExamples runs every configuration in the documents. If the document shows an error after a configuration, the plugin must fail with
-// exactly this error. If the document shows a result, one configuration of the document must have this result. If the document shows
-// capability arguments, the test passes them to every configuration that declares these capabilities.
+// TestExamples runs every configuration in the documents. An error shown after a configuration must be exactly its own; a shown result must
+// be that of one configuration of the document. Shown capability arguments go to every configuration that declares them.
 func TestExamples(t *testing.T) {
 	for _, d := range documents(t) {
 		t.Run(d.path, func(t *testing.T) { runExamples(t, d) })
@@ -269,7 +266,7 @@ func runExamples(t *testing.T, d markdownDocument) {
 	}
 }
 
-// writeNodeFile writes the node's CIDRs for host-local, and removes the file at the end of the test.
+// writeNodeFile writes the node's CIDRs for host-local until the end of the test.
 func writeNodeFile(t *testing.T, text string) {
 	t.Helper()
 	const path = "/run/podlace/node.json"
@@ -279,7 +276,7 @@ func writeNodeFile(t *testing.T, text string) {
 	t.Cleanup(func() { _ = os.Remove(path) })
 }
 
-// replaceMACs replaces each MAC address by the same text, because some MAC addresses are random.
+// replaceMACs replaces each MAC address, because some are random.
 func replaceMACs(t testing.TB, text []byte) (v any) {
 	t.Helper()
 	mac := regexp.MustCompile(`"mac": ?"([0-9a-f]{2}:){5}[0-9a-f]{2}"`)
@@ -300,7 +297,7 @@ func pretty(v any) string {
 	return string(text)
 }
 
-// The type failureDocument is the error object of the CNI specification.
+// failureDocument is the error object of the CNI specification.
 type failureDocument struct {
 	CNIVersion string `json:"cniVersion"`
 	Code       int    `json:"code"`
@@ -308,7 +305,7 @@ type failureDocument struct {
 	Details    string `json:"details"`
 }
 
-// mustRefuse runs ADD of one plugin and returns the error. If this ADD succeeds, the test fails.
+// mustRefuse returns the error of one plugin's ADD, which must fail.
 func mustRefuse(t testing.TB, config string, pod *sandbox.Pod) (f failureDocument) {
 	t.Helper()
 	stdout, ok := runPlugin(t, "ADD", config, pod)
@@ -334,8 +331,8 @@ func compareError(t *testing.T, conf, shown codeBlock) {
 	}
 }
 
-// TestTracedExamples runs the first configuration of each page as its first 'podlace trace' does. The lines that the page shows must occur
-// in the output, in the same order, with other times and names of links.
+// TestTracedExamples runs the first configuration of each page as its first 'podlace trace' does. The lines of the page must occur in the
+// output in this order, with other times and names of links.
 func TestTracedExamples(t *testing.T) {
 	traced := 0
 	for _, plugin := range cniPlugins(t) {
@@ -371,7 +368,7 @@ func compareTrace(t *testing.T, conf, shown codeBlock) {
 	}
 }
 
-// withoutVarying returns the lines of a trace without times, and without the digits in names of links.
+// withoutVarying removes the times of a trace, and the digits in names of links.
 func withoutVarying(trace string) []string {
 	varying := regexp.MustCompile(`^ +\d+\.\d+|\d+\.\d+ ms|(veth|bwp)[0-9a-f]+`)
 	var lines []string
@@ -381,7 +378,7 @@ func withoutVarying(trace string) []string {
 	return lines
 }
 
-// TestFigures checks that each number in README.md's comparison also occurs in docs/dev/PERFORMANCE.md.
+// Each number in README.md's comparison is also in docs/dev/PERFORMANCE.md.
 func TestFigures(t *testing.T) {
 	report := readFile(t, "docs/dev/PERFORMANCE.md")
 	rows := parse(t, "README.md").rowsUnder("Podlace and the reference plugins compared")

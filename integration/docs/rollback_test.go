@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// runRollback runs podlace rollback with the configuration of the network, and returns the output.
+// runRollback returns the output of podlace rollback with the network's configuration.
 func runRollback(t *testing.T, n testNetwork, flags ...string) (string, error) {
 	t.Helper()
 	return rollbackBy(t, harness.BinDir(), n, nil, flags...)
@@ -44,11 +44,11 @@ func mustRollback(t *testing.T, n testNetwork, flags ...string) string {
 	return out
 }
 
-// ownTraces matches the lines of a snapshot that name an nftables table, a folder or a file that only Podlace creates.
+// ownTraces matches lines of a snapshot that name an nftables table, folder or file of Podlace.
 var ownTraces = regexp.MustCompile(`(?m)^.*(podlace_|/run/podlace).*$`)
 
-// forgetMarks removes the rules that set the packet mark for masquerade (key markMasqBit) in earlier tests. If the next test used another
-// bit, ADD of its first pod would remove these rules in the middle of the test.
+// forgetMarks removes earlier tests' rules for the packet mark of masquerade (key markMasqBit). ADD of the first pod with another bit would
+// otherwise remove them in the middle of a test.
 func forgetMarks() {
 	for _, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {
@@ -57,8 +57,8 @@ func forgetMarks() {
 	}
 }
 
-// TestRollback (F-44): after a rollback, DEL of the reference plugins must remove all state of pods that Podlace attached. The pods'
-// traffic must continue during the rollback and during the replacement of the plugins (F-43).
+// TestRollback (F-44): after a rollback, DEL of the reference plugins removes all state of pods that Podlace attached. Traffic continues
+// during the rollback and the replacement of the plugins (F-43).
 func TestRollback(t *testing.T) {
 	reference := needReference(t)
 	for i, backends := range []string{"unset", "iptables", "nftables"} {
@@ -77,7 +77,7 @@ func TestRollback(t *testing.T) {
 				t.Errorf("after a rollback without pods, this remains: %s", left)
 			}
 
-			// ADD of the reference plugin enables route_localnet permanently. Reset the sysctl to 0, the value before this ADD.
+			// ADD of the reference plugin enables route_localnet for good, so set it back to 0.
 			if err := os.WriteFile("/proc/sys/net/ipv4/conf/mixed0/route_localnet", []byte("0"), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -130,8 +130,8 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestRollbackInterrupted (F-44): one change of the rollback fails, each third one or, with FAULTS=all, each one. The pod's traffic must
-// continue, and the next run must complete the rollback.
+// TestRollbackInterrupted (F-44): one change of the rollback fails, each third one or, with FAULTS=all, each one. Traffic continues, and
+// the next run completes the rollback.
 func TestRollbackInterrupted(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"unset", "nftables"} {
@@ -168,8 +168,8 @@ func TestRollbackInterrupted(t *testing.T) {
 	}
 }
 
-// TestRollbackOfTheDead (F-44): a rollback must remove the state of a pod that ended without a DEL. The rollback must keep all state of a
-// network whose configuration is unknown.
+// TestRollbackOfTheDead (F-44): a rollback removes the state of a pod that ended without a DEL, and keeps that of a network whose
+// configuration is unknown.
 func TestRollbackOfTheDead(t *testing.T) {
 	reference := needReference(t)
 	ours := mixedNetwork(t, "nftables", harness.BinDir(), 7450)
@@ -196,7 +196,6 @@ func TestRollbackOfTheDead(t *testing.T) {
 	kerneltest.NoLeak(t, before, oracleOptions())
 }
 
-// TestTablesNamed checks that the document of the nftables tables names every table in pkg/nft/tables.go.
 func TestTablesNamed(t *testing.T) {
 	document := readFile(t, nftablesDocument)
 	for _, table := range nft.Tables() {

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/net/html"
 )
 
-// sourceURL is the prefix of links from the web site to files that have no page on the site.
+// sourceURL is the prefix of links to files without a page on the site.
 const sourceURL = "https://github.com/podlace/podlace/blob/main/"
 
-// The type sitePage contains the links, pictures and link targets of one page.
+// sitePage has the links, pictures and link targets of one page.
 type sitePage struct {
 	links, pictures []string
 	menu            []string // links of the navigation
@@ -26,7 +26,7 @@ type sitePage struct {
 	viewport        bool // without it phones show the page as on a desk, but smaller
 }
 
-// siteFolder returns the folder that `make site` wrote. If the folder does not exist, siteFolder skips the test.
+// siteFolder returns the folder that `make site` wrote, or skips the test.
 func siteFolder(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("SITE")
@@ -36,7 +36,7 @@ func siteFolder(t *testing.T) string {
 	return dir
 }
 
-// sitePages parses the pages of the site. The keys of the map are paths below the folder of the site.
+// sitePages parses the site's pages by their path in its folder.
 func sitePages(t *testing.T, dir string) map[string]*sitePage {
 	t.Helper()
 	pages := map[string]*sitePage{}
@@ -61,7 +61,7 @@ func sitePages(t *testing.T, dir string) map[string]*sitePage {
 	return pages
 }
 
-// collectTargets collects the links, pictures and link targets of an element and of all elements inside it.
+// collectTargets collects the links, pictures and link targets of an element and those inside it.
 func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 	attributes := map[string]string{}
 	for _, a := range n.Attr {
@@ -90,8 +90,7 @@ func (p *sitePage) collectTargets(n *html.Node, inMenu bool) {
 	}
 }
 
-// TestSite checks that each document has a page, and that the menu of each page has links to all pages. The target of every link and every
-// picture must exist.
+// Each document has a page, and each page's menu links to all pages. The targets of all links and pictures exist.
 func TestSite(t *testing.T) {
 	dir := siteFolder(t)
 	pages := sitePages(t, dir)
@@ -128,7 +127,7 @@ func TestSite(t *testing.T) {
 	}
 }
 
-// pageOf returns the path of the page that shows a document.
+// pageOf returns the path of a document's page.
 func pageOf(document string) string {
 	if document == "README.md" {
 		return "index.html"

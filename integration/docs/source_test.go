@@ -18,7 +18,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// parsedPackage is one parsed Go package.
 type parsedPackage struct {
 	t     testing.TB
 	files []*ast.File
@@ -60,7 +59,6 @@ func (s parsedPackage) each(f func(ast.Node)) {
 	}
 }
 
-// keyType is the type of the value of a configuration key.
 type keyType int
 
 const (
@@ -69,8 +67,8 @@ const (
 	opaque         // its keys, if any, are decoded by another package
 )
 
-// keyPaths returns the dotted path of every JSON key in the package's configuration. A variable is part of the configuration if its address
-// is an argument of Decode or DecodeWithin.
+// keyPaths returns the dotted path of every JSON key in the package's configuration, which is every variable whose address goes to Decode
+// or DecodeWithin.
 func (s parsedPackage) keyPaths() map[string]keyType {
 	s.t.Helper()
 	found := map[string]keyType{}
@@ -126,7 +124,7 @@ func declaredType(body *ast.BlockStmt, name string) (of ast.Expr) {
 	return of
 }
 
-// addKeys adds the JSON keys of a type and of its fields to the map `found`.
+// addKeys adds the JSON keys of a type and its fields to found.
 func (s parsedPackage) addKeys(path string, of ast.Expr, found map[string]keyType) {
 	switch of := of.(type) {
 	case *ast.StarExpr:
@@ -169,7 +167,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// jsonName returns the JSON name of a field, or "" for an embedded field.
+// jsonName returns a field's JSON name, or "" if it is embedded.
 func jsonName(field *ast.Field) string {
 	if field.Tag == nil {
 		return ""
@@ -179,7 +177,7 @@ func jsonName(field *ast.Field) string {
 	return name
 }
 
-// addForeignKeys adds the JSON keys of a type from another module to the map `found`.
+// addForeignKeys adds the JSON keys of another module's type to found.
 func (s parsedPackage) addForeignKeys(path, name string, found map[string]keyType) {
 	switch name {
 	case "json.Number":
@@ -204,7 +202,7 @@ func fieldsOf(of reflect.Type) []string {
 	return names
 }
 
-// errorCodes returns the names of the error codes that the package uses.
+// errorCodes returns the names of the codes that the package uses.
 func (s parsedPackage) errorCodes() []string {
 	found := map[string]bool{}
 	s.each(func(n ast.Node) {

@@ -15,8 +15,8 @@ import (
 
 const stateDocument = "docs/dev/STATE.md"
 
-// TestStateFiles checks that the tables of files and locks in docs/dev/STATE.md have a row for each file that exists while a pod with a
-// hostPort and limits runs. In a row, words in capitals stand for any name.
+// The tables in docs/dev/STATE.md have a row for each file that exists while a pod with a hostPort and limits runs. Words in capitals stand
+// for any name.
 func TestStateFiles(t *testing.T) {
 	d := parse(t, stateDocument)
 	var rows []*regexp.Regexp
@@ -50,7 +50,7 @@ func TestStateFiles(t *testing.T) {
 	}
 }
 
-// pathPatterns returns an expression for each path of a cell in the tables of docs/dev/STATE.md.
+// pathPatterns returns an expression for each path of a table cell.
 func pathPatterns(cell string) []*regexp.Regexp {
 	var found []*regexp.Regexp
 	for _, path := range backquoted(cell) {

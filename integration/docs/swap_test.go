@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestSwapUnderLoad (F-43): scripts/install.sh repeatedly replaces the reference plugins by Podlace's plugins and back. No ADD or DEL may
-// fail during these replacements. Several pods run ADD and DEL in parallel. A rollback at the end removes all remaining state.
+// TestSwapUnderLoad (F-43): scripts/install.sh replaces the reference plugins by Podlace's and back while several pods run ADD and DEL,
+// none of which may fail. A rollback then removes all remaining state.
 func TestSwapUnderLoad(t *testing.T) {
 	reference := needReference(t)
 	for _, backends := range []string{"iptables", "nftables"} {
@@ -70,7 +70,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	}
 }
 
-// replacePlugins copies the plugins of one folder over the plugins of another folder.
+// replacePlugins copies one folder's plugins over another's.
 func replacePlugins(t *testing.T, from, to string) {
 	t.Helper()
 	script, err := filepath.Abs(filepath.Join(treeRoot, "scripts/install.sh"))

@@ -23,17 +23,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// trafficLimit is the timeout of a reply. Every reply needs much less time than this timeout.
+// trafficLimit is far more than any reply takes.
 const trafficLimit = 10 * time.Second
 
-// The node and a peer machine in the node's network have the following addresses. The peer has no route to pods, so
-// pods need masquerade to get replies.
+// The node and a peer in its network. The peer has no route to pods, so they get replies only with masquerade.
 var (
 	nodeAddresses = []string{"203.0.113.1", "2001:db8:113::1"}
 	peerAddresses = []string{"203.0.113.2", "2001:db8:113::2"}
 )
 
-// newPeer creates the peer machine. Its server sends each client the client's own address.
+// newPeer creates the peer, whose server sends each client the client's own address.
 func newPeer(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	peer := newPod(t, "peer")
@@ -84,7 +83,7 @@ func plug(t *testing.T, ns *kernel.NS, name string, addresses []string) {
 	}
 }
 
-// tellAddresses starts a server in the pod. For each received line, the server sends the client's address.
+// tellAddresses starts a server in the pod that answers each line with the client's address.
 func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	t.Helper()
 	var l net.Listener
@@ -118,7 +117,6 @@ func tellAddresses(t *testing.T, pod *sandbox.Pod, address string) {
 	}()
 }
 
-// dialFrom opens a connection from a pod.
 func dialFrom(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	err = pod.Do(func() error {
 		c, err = net.DialTimeout("tcp", address, trafficLimit)
@@ -127,7 +125,7 @@ func dialFrom(pod *sandbox.Pod, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// exchangeLine sends a line on an open connection and compares the reply with the expected reply.
+// exchangeLine sends a line on an open connection and compares the reply.
 func exchangeLine(c net.Conn, want string) error {
 	if err := c.SetDeadline(time.Now().Add(trafficLimit)); err != nil {
 		return err
@@ -142,7 +140,7 @@ func exchangeLine(c net.Conn, want string) error {
 	return err
 }
 
-// exchangeOnce opens a connection, sends one line and compares the reply with the expected reply.
+// exchangeOnce opens a connection for one line and compares the reply.
 func exchangeOnce(pod *sandbox.Pod, address, want string) error {
 	c, err := dialFrom(pod, address)
 	if err != nil {
@@ -152,8 +150,7 @@ func exchangeOnce(pod *sandbox.Pod, address, want string) error {
 	return exchangeLine(c, want)
 }
 
-// The type podTraffic sends continuous traffic from a pod, with one long-lived connection and repeated short connections for each address
-// family.
+// podTraffic sends from a pod without a pause, with one long-lived connection and repeated short ones for each address family.
 type podTraffic struct {
 	t      *testing.T
 	rounds atomic.Int64
@@ -197,7 +194,7 @@ func startStream(t *testing.T, pod *sandbox.Pod) *podTraffic {
 	return s
 }
 
-// awaitRounds waits until the pod has sent traffic on all connections several more times.
+// awaitRounds waits for several more rounds on all connections.
 func (s *podTraffic) awaitRounds() {
 	s.t.Helper()
 	for want := s.rounds.Load() + 5; s.rounds.Load() < want; time.Sleep(time.Millisecond) {
@@ -217,7 +214,6 @@ func (s *podTraffic) stop() {
 	}
 }
 
-// oracleOptions returns the options for snapshots of the node's state.
 func oracleOptions() snapshot.Options {
 	return snapshot.Options{Dirs: []string{"/run/podlace", "/var/lib/cni"},
 		Ignore: regexp.MustCompile(`last_reserved_ip|/podlace_boot|/\.?lock|\.masqueraded|\.iptables`)}
@@ -232,8 +228,7 @@ func takeSnapshot(t *testing.T) *snapshot.Snapshot {
 	return s
 }
 
-// createSharedState runs ADD and DEL of a pod in each network. These calls create the state that all pods share, so the first snapshot
-// contains this state.
+// createSharedState runs ADD and DEL of a pod in each network, so that the first snapshot has the state that all pods share.
 func createSharedState(t *testing.T, networks ...testNetwork) {
 	t.Helper()
 	for i, n := range networks {
@@ -244,10 +239,9 @@ func createSharedState(t *testing.T, networks ...testNetwork) {
 	}
 }
 
-// TestTakeOver (F-44) checks that Podlace's DEL removes all state of pods that the reference plugins attached. Four cases run, or with
-// FAULTS=all those of each firewall backend. In different subtests, the namespace of the pod exists at DEL, is deleted before DEL, or is
-// not passed to DEL. Before DEL, the test replaces the plugins, and starts and ends other pods. During these changes, the traffic of the
-// running pods must continue (F-43). CHECK of Podlace must succeed, even if the new configuration has antiSpoof.
+// TestTakeOver (F-44): Podlace's DEL removes all state of pods that the reference plugins attached, with their namespace present, deleted,
+// or not passed. Four cases run, or with FAULTS=all those of each firewall backend. While the plugins are replaced and other pods come and
+// go, traffic of running pods continues (F-43). CHECK succeeds even if the new configuration has antiSpoof.
 func TestTakeOver(t *testing.T) {
 	reference := needReference(t)
 	for i, c := range []struct{ backends, netns string }{
@@ -293,8 +287,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestTakeOverVariants (F-44): DEL of Podlace must also remove state that only some configurations of the reference plugins create, such as
-// rules of macspoofchk.
+// TestTakeOverVariants (F-44): Podlace's DEL also removes what only some configurations of the reference plugins create, such as rules of
+// macspoofchk.
 func TestTakeOverVariants(t *testing.T) {
 	reference := needReference(t)
 	spoof := withSpoofCheck(true)
@@ -353,8 +347,7 @@ func withSpoofCheck(on bool) []string {
 
 func antiSpoof() []string { return []string{`"ipMasq"`, `"antiSpoof": true, "ipMasq"`} }
 
-// endAs runs DEL twice. If netns is "empty", the runtime passes no namespace to DEL. If netns is "gone", endAs deletes the namespace before
-// DEL.
+// endAs runs DEL twice. With netns "empty", it gets no namespace; with "gone", the namespace is deleted first.
 func endAs(t *testing.T, n testNetwork, netns, id string, pod *sandbox.Pod) {
 	t.Helper()
 	switch netns {

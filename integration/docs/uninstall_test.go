@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// treeContent returns the mode and content of every file, link and folder in the target folder of the installation.
+// treeContent returns the mode and content of everything in the installation's target folder.
 func (c installTree) treeContent(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -58,7 +58,7 @@ func mustRead(t *testing.T, path string) string {
 	return string(data)
 }
 
-// addForeignFiles creates plugins of another project in the plugin folder: bridge as a file, and portmap as a symbolic link.
+// addForeignFiles creates another project's plugins: bridge as a file, and portmap as a symbolic link.
 func (c installTree) addForeignFiles(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(c.into, "opt/cni/bin")
@@ -84,8 +84,7 @@ func (c installTree) mustMake(t *testing.T, args ...string) string {
 	return strings.ReplaceAll(out, c.into, "INTO")
 }
 
-// TestUninstallLeavesNothing checks that make uninstall restores the files and folders that existed before the first installation. The test
-// runs make install once or twice before make uninstall.
+// make uninstall restores what existed before the first installation, of which there were one or two.
 func TestUninstallLeavesNothing(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, installTree){
 		"an empty node":   func(*testing.T, installTree) {},
@@ -105,8 +104,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestPlanChangesNothing checks make install and make uninstall with DRYRUN=1. The commands must print the planned action for each file,
-// and must not change a file.
+// With DRYRUN=1, make install and make uninstall print what they would do with each file, and change none.
 func TestPlanChangesNothing(t *testing.T) {
 	c := newCheckout(t)
 	c.addForeignFiles(t)
@@ -135,9 +133,8 @@ func TestPlanChangesNothing(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesChangedFiles checks that make uninstall keeps a file that changed after the installation. If the changed file had
-// replaced a plugin of another project, the copy of this plugin must also remain. After make uninstall, the receipt lists only the changed
-// file.
+// make uninstall keeps a file that changed after the installation, and the copy of another project's plugin that it replaced. The receipt
+// then lists only the changed file.
 func TestUninstallLeavesChangedFiles(t *testing.T) {
 	c := newCheckout(t)
 	c.addForeignFiles(t)
@@ -163,7 +160,7 @@ func TestUninstallLeavesChangedFiles(t *testing.T) {
 	}
 }
 
-// TestUninstallWarnsOfPods checks that make uninstall prints a warning before its first change if the node has records of attachments.
+// make uninstall warns before its first change if the node has records of attachments.
 func TestUninstallWarnsOfPods(t *testing.T) {
 	const warning = "uninstall.sh: warning: attachments of Podlace on this node: "
 	c := newCheckout(t)
@@ -181,7 +178,7 @@ func TestUninstallWarnsOfPods(t *testing.T) {
 	}
 }
 
-// TestUninstallKeepsPodlacePod checks that make uninstall removes nothing while a conflist or libcni's cache names podlace-pod.
+// make uninstall removes nothing while a conflist or libcni's cache names podlace-pod.
 func TestUninstallKeepsPodlacePod(t *testing.T) {
 	c := newCheckout(t)
 	c.mustInstall(t)
@@ -204,7 +201,7 @@ func TestUninstallKeepsPodlacePod(t *testing.T) {
 	c.mustMake(t, "uninstall")
 }
 
-// The method record() writes a file into the folder of the node's records.
+// record writes a file into the node's records.
 func (c installTree) record(t *testing.T, name string) {
 	t.Helper()
 	path := filepath.Join(c.into, "run/podlace", name)
@@ -217,7 +214,7 @@ func (c installTree) record(t *testing.T, name string) {
 	}
 }
 
-// TestReceiptVerifies checks that sha256sum accepts the receipt as a list of checksums and reports a changed file.
+// sha256sum accepts the receipt as a list of checksums and reports a changed file.
 func TestReceiptVerifies(t *testing.T) {
 	c := newCheckout(t)
 	c.mustInstall(t)
@@ -239,7 +236,6 @@ func TestReceiptVerifies(t *testing.T) {
 	}
 }
 
-// TestUninstallNeedsAReceipt checks that make uninstall without a receipt removes no file.
 func TestUninstallNeedsAReceipt(t *testing.T) {
 	c := newCheckout(t)
 	c.addForeignFiles(t)

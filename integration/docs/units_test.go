@@ -14,10 +14,10 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// systemdUnit maps the sections and keys of a systemd unit to their values.
+// systemdUnit maps sections and keys of a unit to their values.
 type systemdUnit map[string]map[string][]string
 
-// readUnit parses a systemd unit. readUnit supports only the syntax of systemd.unit(5) that these units use, and fails for any other line.
+// readUnit parses the syntax of systemd.unit(5) that these units use, and fails for any other line.
 func readUnit(t *testing.T, path string) systemdUnit {
 	t.Helper()
 	u, section := systemdUnit{}, ""
@@ -50,8 +50,7 @@ func unitKeys() map[string][]string {
 	}
 }
 
-// TestUnits checks each unit: the unit must be well-formed, and its command must be an installed program with flags that the program has.
-// Each systemd timer must have a service.
+// Each unit must be well-formed and start an installed program with flags that it has. Each timer must have a service.
 func TestUnits(t *testing.T) {
 	services, timers := units(t, "*.service"), units(t, "*.timer")
 	if len(services) == 0 || len(timers) == 0 {
@@ -107,7 +106,7 @@ func units(t *testing.T, pattern string) (names []string) {
 	return names
 }
 
-// verifyUnits runs `systemd-analyze verify` with the built binaries, if systemd-analyze is installed.
+// verifyUnits runs `systemd-analyze verify` with the built binaries, if it is installed.
 func verifyUnits(t *testing.T, names []string) {
 	t.Helper()
 	tool, err := exec.LookPath("systemd-analyze")

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/dra"
 )
 
-// The type selectorCase contains the same device selector twice: as a CEL expression and as a Go function.
+// selectorCase is one device selector as a CEL expression and as a Go function.
 type selectorCase struct {
 	cel   string
 	meets func(resourceapi.Device) bool
@@ -48,7 +48,7 @@ func selectorCases() []selectorCase {
 	}
 }
 
-// The type requestCase describes a request in a claim, or one alternative of a prioritized request.
+// requestCase is a claim's request, or one alternative of a prioritized request.
 type requestCase struct {
 	name, resource string
 	count          int
@@ -59,7 +59,7 @@ func (r requestCase) meets(d resourceapi.Device) bool {
 	return text(d, "resource") == r.resource && r.wish.meets(d)
 }
 
-// The type claimProblem contains a claim and the free devices of a node. Each request of the claim is a list of alternatives.
+// claimProblem is a claim and a node's free devices. Each request is a list of alternatives.
 type claimProblem struct {
 	requests [][]requestCase
 	match    resourceapi.QualifiedName // "" for no constraint
@@ -174,9 +174,8 @@ func randomProblem(r *rand.Rand, consumable bool) (claimProblem, machine) {
 	return p, m
 }
 
-// TestAllocatorFindsWhatIsThere compares each allocator of the scheduler with a search of all possible device combinations in Podlace's
-// slices. For each claim, the allocator must find devices if and only if the search finds devices. No allocator may allocate a device that
-// is already allocated, is tainted, or belongs to another resource.
+// TestAllocatorFindsWhatIsThere compares each allocator of the scheduler with a search of all device combinations in Podlace's slices: it
+// must find devices exactly if the search does. None may be allocated, tainted, or another resource's.
 func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	c, err := parseDefaultConfig()
 	if err != nil {
@@ -221,7 +220,7 @@ func TestAllocatorFindsWhatIsThere(t *testing.T) {
 	}
 }
 
-// allocateClaim runs the allocator for a claim, and returns the allocated devices. The result is nil if no allocation is possible.
+// allocateClaim returns the devices that the allocator chooses for a claim, or nil if none are possible.
 func allocateClaim(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine,
 	p claimProblem) []resourceapi.DeviceRequestAllocationResult {
 	t.Helper()

@@ -26,7 +26,7 @@ func newCluster(c classList, slices []*resourceapi.ResourceSlice) *allocatorInpu
 	return &allocatorInput{slices: slices, classes: c, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(100, cel.Features{})}
 }
 
-// The type classList is a list of DeviceClasses. The allocator reads the classes through the methods List and Get.
+// classList lets the allocator read DeviceClasses through List and Get.
 type classList []*resourceapi.DeviceClass
 
 // List returns all classes.
@@ -42,8 +42,7 @@ func (c classList) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("no class %s", name)
 }
 
-// The type allocatorVariant is a set of feature gates. Kubernetes' library has three allocators: stable, incubating and experimental. The
-// feature gates select one of the three allocators.
+// allocatorVariant is a set of feature gates, which selects one of the library's allocators: stable, incubating or experimental.
 type allocatorVariant struct {
 	name     string
 	features structured.Features
@@ -58,7 +57,7 @@ func channels() []allocatorVariant {
 		ListTypeAttributes: true, OptionalNodeOperations: true, PartitionableDevices: true, PrioritizedList: true}}}
 }
 
-// The method allocator() returns a new allocator. The scheduler, too, creates a new allocator for each scheduling cycle.
+// allocator returns a new allocator, like that of a scheduling cycle.
 func (c *allocatorInput) allocator(ctx context.Context, f structured.Features) (structured.Allocator, error) {
 	return structured.NewAllocator(ctx, f, structured.AllocatedState{AllocatedDevices: c.taken}, c.classes, c.slices, c.cache)
 }

@@ -24,8 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// randomConfig returns a configuration entry of a claim. The entry applies to all requests or to one random request, and belongs to
-// Podlace's driver or to another driver.
+// randomConfig returns a claim's configuration entry for all requests or a random one, and for Podlace's driver or another.
 func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfiguration {
 	settings := map[string]any{"apiVersion": vfconfig.APIVersion, "kind": vfconfig.Kind}
 	for key, values := range map[string][]any{"vlan": {100, 150, 300}, "mtu": {1400, 1450}, "trust": {"off"}, "ifName": {"data{index}"}} {
@@ -48,8 +47,8 @@ func randomConfig(r *rand.Rand, names []string) resourceapi.DeviceClaimConfigura
 	return c
 }
 
-// TestSameConfiguration (DRA-13) checks that Prepare and check-claim merge the same settings from a claim. The test runs each of the three
-// allocators of Kubernetes. The configuration entries use every valid form of a request name.
+// TestSameConfiguration (DRA-13) checks, with each allocator of Kubernetes, that Prepare and check-claim merge the same settings. The
+// entries use every valid form of a request name.
 func TestSameConfiguration(t *testing.T) {
 	parsed, err := parseDefaultConfig()
 	if err != nil {
@@ -152,8 +151,7 @@ func resourceOf(parsed *pool.Config, cl *allocatorInput, device string) *pool.Re
 	return nil
 }
 
-// checkedSettings returns, by request and key, the settings that check-claim prints. If check-claim reports a problem of the claim, the
-// result is nil.
+// checkedSettings returns the settings that check-claim prints by request and key, or nil if it reports a problem.
 func checkedSettings(t *testing.T, c *resourceapi.ResourceClaim) map[string]map[string]string {
 	t.Helper()
 	dir := t.TempDir()

@@ -60,8 +60,7 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	return o
 }
 
-// celExpressions returns the CEL expressions of an object. The first result contains the CEL expressions of the object itself, if the
-// object is a DeviceClass. The second result maps each DeviceClass to the expressions of the requests that use the class.
+// celExpressions returns the CEL expressions of a DeviceClass, and those of requests by the DeviceClass that they use.
 func celExpressions(o runtime.Object) (ofClass []string, ofRequest map[string][]string) {
 	of := func(selectors []resourceapi.DeviceSelector) (out []string) {
 		for _, s := range selectors {
@@ -90,7 +89,7 @@ func celExpressions(o runtime.Object) (ofClass []string, ofRequest map[string][]
 	return nil, ofRequest
 }
 
-// everyDevice returns healthy and faulty devices of machines with and without NUMA nodes, and one device of another driver.
+// everyDevice returns healthy and faulty devices of machines with and without NUMA nodes, and one of another driver.
 func everyDevice(t *testing.T) (out []cel.Device) {
 	t.Helper()
 	c, err := parseDefaultConfig()
@@ -109,7 +108,7 @@ func everyDevice(t *testing.T) (out []cel.Device) {
 	return out
 }
 
-// matchesDevice evaluates an expression for a device. The test fails if the expression does not compile or its evaluation gives an error.
+// matchesDevice evaluates an expression for a device, which must compile and give no error.
 func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 	t.Helper()
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(expression, cel.Options{})
@@ -123,10 +122,9 @@ func matchesDevice(t *testing.T, expression string, d cel.Device) bool {
 	return ok
 }
 
-// TestEveryExampleCompiles (DRA-10) checks that the API server accepts each object in docs/DRA.md, in README.md and in the output of
-// 'sriov-device-plugin classes'. The evaluation of each selector must succeed for every device, even if the device lacks an attribute.
-// check-claim must report no problem, and must print three notices: about the class of another driver, about adminAccess, and that it has
-// only examples of VFs.
+// TestEveryExampleCompiles (DRA-10): the API server accepts each object in docs/DRA.md, README.md and the output of 'sriov-device-plugin
+// classes'. Each selector can be evaluated for every device, even without an attribute. check-claim reports no problem, and three notices:
+// about another driver's class, adminAccess, and having only examples of VFs.
 func TestEveryExampleCompiles(t *testing.T) {
 	config := codeBlocks(t, document, "json")
 	shown := slices.Concat(codeBlocks(t, document, "yaml"), codeBlocks(t, "../../README.md", "yaml"))
@@ -167,8 +165,7 @@ func TestEveryExampleCompiles(t *testing.T) {
 	checkClaims(t, config[0], shown)
 }
 
-// evaluateAll evaluates the expressions of a request for all devices, in the same way as the allocator. If the class does not select a
-// device, the request's expressions are not evaluated for this device.
+// evaluateAll evaluates a request's expressions for all devices that its class selects, like the allocator.
 func evaluateAll(t *testing.T, devices []cel.Device, class, list []string) {
 	t.Helper()
 	for _, d := range devices {
@@ -200,8 +197,7 @@ func checkClaims(t *testing.T, config string, shown []string) {
 	}
 }
 
-// TestGuardsMatter uses an expression that reads an attribute without a check that the device has the attribute. The expression must fail
-// for a device without the attribute, and check-claim must report the expression.
+// An expression that reads an attribute without a check for it fails for a device without it, and check-claim reports it.
 func TestGuardsMatter(t *testing.T) {
 	r := cel.GetCompiler(cel.Features{}).CompileCELExpression(`device.attributes["resource.kubernetes.io"].numaNode == 1`, cel.Options{})
 	failed := 0
@@ -215,7 +211,7 @@ func TestGuardsMatter(t *testing.T) {
 	}
 }
 
-// TestAttributesAreDocumented checks that the table in docs/DRA.md contains exactly the published attributes and their types.
+// The table in docs/DRA.md has exactly the published attributes and their types.
 func TestAttributesAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(document)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// The type machine describes a node with SR-IOV network cards. Each NUMA node has nearly the same number of PFs.
+// machine is a node with SR-IOV network cards. Each NUMA node has nearly the same number of PFs.
 type machine struct {
 	name  string
 	numa  int // NUMA nodes
@@ -26,8 +26,7 @@ type machine struct {
 	blind int // number of PFs without a known NUMA node
 }
 
-// defaultConfig is a configuration that offers all VFs by DRA. On a machine with several PFs, the VFs of every second PF belong to the
-// resource example.com/slow.
+// defaultConfig offers all VFs by DRA, those of every second PF as example.com/slow.
 const defaultConfig = `{"resourceList": [
   {"resourceName": "slow", "api": "dra", "vf": {"maxTxRate": 1000}, "selectors": {"pfNames": ["ens1f0", "ens3f0", "ens5f0", "ens7f0"]}},
   {"resourceName": "fast", "api": "dra", "vf": {"trust": "on"}, "claimMay": ["mac", "ips", "ifName", "mtu", {"vlan": "100-199"}]}]}`
@@ -39,7 +38,7 @@ func parseConfig(config string) (*pool.Config, error) {
 	return pool.Parse(pool.Source{File: "config.json", Prefix: "example.com", Host: "node"}, []byte(config))
 }
 
-// The method snapshot() returns the PCI devices of the machine, like a scan of sysfs.
+// snapshot returns the PCI devices of the machine, like a scan of sysfs.
 func (m machine) snapshot() *pci.Snapshot {
 	s := &pci.Snapshot{}
 	for n := range m.numa {
@@ -79,7 +78,7 @@ func (m machine) cardDevices(p, node int) []pci.Device {
 	return devices
 }
 
-// The method inventory() returns the inventory that the daemon would build on the machine.
+// inventory returns the inventory that the daemon would build on the machine.
 func (m machine) inventory(c *pool.Config) dra.Inventory {
 	s := m.snapshot()
 	i := dra.Inventory{Snapshot: s, Pools: pool.Assign(c, s, pool.Env{}), Taints: c.Taints, Faults: map[string]dra.Fault{},
@@ -90,8 +89,7 @@ func (m machine) inventory(c *pool.Config) dra.Inventory {
 	return i
 }
 
-// publishedSlices returns the ResourceSlices that the API server would store for an inventory. Kubernetes' library for DRA drivers sets the
-// names of the ResourceSlices.
+// publishedSlices returns the ResourceSlices that the API server would store. Kubernetes' library for DRA drivers names them.
 func publishedSlices(node string, i dra.Inventory) (out []*resourceapi.ResourceSlice) {
 	all := dra.Resources(i, node, nil, time.Unix(1_800_000_000, 0)).Pools[node].Slices
 	for n, s := range all {

@@ -57,7 +57,7 @@ func parseFlags(args []string, stderr io.Writer) (simOptions, error) {
 	return o, nil
 }
 
-// The type allocationTimes contains the measured times of all allocations for one row of the printed table.
+// allocationTimes are the times of all allocations of one row.
 type allocationTimes struct {
 	times  []time.Duration // for one node
 	cycles []time.Duration // setup of the allocator, once for each pod

@@ -44,7 +44,7 @@ func policyOf(t *testing.T, name string) (p registration.ValidatingAdmissionPoli
 	return p
 }
 
-// compilePolicy compiles the validations of an admission policy, in the same way as the API server of the given Kubernetes version.
+// compilePolicy compiles an admission policy's validations like the API server of this Kubernetes version.
 func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kubernetes string) cel.ConditionEvaluator {
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MustParse(kubernetes)))
@@ -68,8 +68,7 @@ func compilePolicy(t *testing.T, p registration.ValidatingAdmissionPolicy, kuber
 	return evaluator
 }
 
-// refusedIndex returns the index of the first validation that refuses a status update of a claim. If no validation refuses the update, the
-// result is -1. The daemon of the given node sends this status update.
+// refusedIndex returns the index of the first validation that refuses a claim's status update by the daemon of a node, or -1.
 func refusedIndex(t *testing.T, e cel.ConditionEvaluator, node string, before, after *resourceapi.ResourceClaim) int {
 	t.Helper()
 	kind := resourceapi.SchemeGroupVersion.WithKind("ResourceClaim")
@@ -103,8 +102,7 @@ func statusOf(driver, pool, device, data string) resourceapi.AllocatedDeviceStat
 	return resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: pool, Device: device, Data: &runtime.RawExtension{Raw: []byte(data)}}
 }
 
-// TestStatusPolicy checks the admission policy for the status of claims. The policy must allow a daemon to change only entries of its own
-// driver and its own node.
+// The admission policy for the status of claims lets a daemon change only entries of its own driver and node.
 func TestStatusPolicy(t *testing.T) {
 	const (
 		allocation = iota

@@ -21,8 +21,7 @@ import (
 // numaNode is the name of the attribute that the claims use in matchAttribute.
 const numaNode = "resource.kubernetes.io/numaNode"
 
-// nodesTried is the number of nodes that the scheduler checks for a pod in a cluster of 5,000 nodes. In a cluster of this size, the
-// scheduler's default for percentageOfNodesToScore is 10 %.
+// nodesTried is how many of 5,000 nodes the scheduler checks for a pod: percentageOfNodesToScore is 10 % by default there.
 const nodesTried = 500
 
 // runSimulation runs all measurements and prints the tables.
@@ -60,7 +59,7 @@ func runSimulation(ctx context.Context, o simOptions, w io.Writer) error {
 
 func millis(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
 
-// simulatedCluster returns a cluster whose nodes have two PFs on two NUMA nodes. A part of the VFs is already allocated to claims.
+// simulatedCluster returns a cluster whose nodes have two PFs on two NUMA nodes, with some VFs already allocated.
 func simulatedCluster(o simOptions, vfs int) (*allocatorInput, error) {
 	const config = `{"resourceList": [{"resourceName": "fast", "api": "dra"}]}`
 	parsed, err := parseConfig(config)
@@ -113,8 +112,7 @@ func (c *allocatorInput) addSizes(t *markdown.Table, vfs, nodes int) {
 		fmt.Sprintf("%d B", text/vfs), fmt.Sprintf("%.0f MB", float64(bytes*nodes)/1e6))
 }
 
-// measureClaim allocates a claim on random nodes and measures the times. Each measurement uses a new allocator, like a new scheduling
-// cycle.
+// measureClaim measures how long it takes to allocate a claim on random nodes. Each time has a new allocator, like a scheduling cycle.
 func (c *allocatorInput) measureClaim(ctx context.Context, o simOptions, want int, match string) (m allocationTimes, err error) {
 	r := rand.New(rand.NewPCG(o.seed, uint64(want)))
 	wish := claimFor(want, match)
@@ -140,8 +138,7 @@ func (c *allocatorInput) measureClaim(ctx context.Context, o simOptions, want in
 	return m, nil
 }
 
-// claimFor returns a claim for VFs. The argument `want` is the number of requested VFs. The argument `match` contains the name of the
-// attribute whose value must be equal for all VFs.
+// claimFor returns a claim for want VFs, which must have the same value of the attribute match.
 func claimFor(want int, match string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "shop", UID: "u1"}}
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "vf", Exactly: &resourceapi.ExactDeviceRequest{

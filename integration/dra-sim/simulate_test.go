@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestSimulation simulates a small cluster. The output must contain a row for each size and each claim, and ResourceSlices must have at
-// most 500 bytes per VF.
+// TestSimulation simulates a small cluster. There is a row for each size and claim, and ResourceSlices have at most 500 bytes per VF.
 func TestSimulation(t *testing.T) {
 	o, err := parseFlags([]string{"-nodes", "20", "-rounds", "10"}, t.Output())
 	if err != nil {

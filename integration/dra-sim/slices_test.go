@@ -12,8 +12,7 @@ import (
 // machineCount is the number of random machines in a test.
 const machineCount = 500
 
-// TestSlicesValid checks that the API server accepts the slices of healthy machines and of machines with each kind of
-// fault.
+// The API server accepts the slices of healthy machines and of those with each kind of fault.
 func TestSlicesValid(t *testing.T) {
 	c, err := parseDefaultConfig()
 	if err != nil {

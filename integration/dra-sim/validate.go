@@ -15,8 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/resource/validation"
 )
 
-// The type apiServer validates new objects in the same way as the API server of Kubernetes 1.37, with its defaults and all its validation
-// rules.
+// apiServer validates new objects like the API server of Kubernetes 1.37, with its defaults and all its rules.
 type apiServer struct{ scheme *runtime.Scheme }
 
 func newAPIServer() apiServer {
@@ -40,7 +39,7 @@ func (a apiServer) validateNew(object runtime.Object) error {
 	return errors.Join(errs.ToAggregate())
 }
 
-// toInternal converts an object to the API server's internal type. toInternal also returns the validation function of this type.
+// toInternal returns an object in the API server's internal type, and the validation of this type.
 func (a apiServer) toInternal(object runtime.Object) (runtime.Object, func() field.ErrorList, error) {
 	switch object.(type) {
 	case *resourceapi.ResourceSlice:

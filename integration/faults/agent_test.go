@@ -25,8 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// nodeAPI starts a Kubernetes API server that streams two Node objects to every watch. The address of the second node is the gateway of the
-// route to the second node's podCIDR.
+// nodeAPI starts an API server that streams two Nodes to every watch. The second one's address is the gateway of the route to its podCIDR.
 func nodeAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	type object = map[string]any
@@ -60,7 +59,7 @@ type agentLab struct {
 
 const agentConflist = `{"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-bridge"}, {"type": "podlace-portmap"}]}`
 
-// resetNode removes everything that the agent wrote, but keeps the configuration of another network.
+// resetNode removes what the agent wrote, but keeps another network's configuration.
 func (l agentLab) resetNode() {
 	l.Helper()
 	host, err := kernel.Host()
@@ -71,7 +70,7 @@ func (l agentLab) resetNode() {
 		os.MkdirAll(l.dir+"/net.d", 0o755), os.WriteFile(l.dir+"/net.d/05-other.conflist", []byte("{}"), 0o600))
 }
 
-// startAgent starts the agent with additional environment variables, and writes the agent's output to the argument `out`.
+// startAgent starts the agent with additional environment variables, and writes its output to out.
 func (l agentLab) startAgent(out *bytes.Buffer, env ...string) *exec.Cmd {
 	l.Helper()
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), "podlace-node"), "run", "--node-name", "n1", "--config", l.dir+"/config.json",
@@ -81,7 +80,6 @@ func (l agentLab) startAgent(out *bytes.Buffer, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// hasRoute reports whether the route to the other node exists.
 func (l agentLab) hasRoute() bool {
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
@@ -91,8 +89,7 @@ func (l agentLab) hasRoute() bool {
 	return len(routes) == 2
 }
 
-// checkOrder checks the order in which the agent creates files and routes. If a file or route exists, all files and routes that the agent
-// creates before it must exist too. No file of the agent may be incomplete.
+// checkOrder checks that a file or route exists only if all that the agent creates before it exist too. No file may be incomplete.
 func (l agentLab) checkOrder(when string) {
 	l.Helper()
 	whole := 0
@@ -130,7 +127,7 @@ func (l agentLab) checkOrder(when string) {
 	}
 }
 
-// connectNode gives the node an address on a link to a pod. The kernel deletes the link together with the pod's namespace.
+// connectNode gives the node an address on a link to a pod, which goes with the pod's namespace.
 func connectNode(t *testing.T, pod *sandbox.Pod) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -154,8 +151,7 @@ func connectNode(t *testing.T, pod *sandbox.Pod) {
 	}))
 }
 
-// TestAgentKilled kills podlace-node at each kernel or file change of its first start, and at each point between two changes. After each
-// kill, TestAgentKilled starts podlace-node again.
+// TestAgentKilled kills podlace-node at each kernel or file change of its first start and at each point between two, and starts it again.
 func TestAgentKilled(t *testing.T) {
 	l := agentLab{t, t.TempDir(), nodeAPI(t)}
 	pod := kerneltest.NewPod(t)

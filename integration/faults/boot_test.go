@@ -19,11 +19,10 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// bootID is the file with the kernel's boot ID, which plugins use to distinguish boots.
+// bootID is the file by which plugins tell boots apart.
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// rebootNode emulates a reboot: it removes the kernel's state and /run, and keeps the leases. rebootNode mounts a file with a new boot ID
-// over the kernel's file.
+// rebootNode emulates a reboot: it removes the kernel's state and /run, keeps the leases, and mounts a new boot ID over the kernel's file.
 func rebootNode(t *testing.T, pods ...*sandbox.Pod) {
 	t.Helper()
 	harness.Program(t, "nft")
@@ -49,7 +48,6 @@ func rebootNode(t *testing.T, pods ...*sandbox.Pod) {
 	})
 }
 
-// TestFaultBoot reboots the node or changes the node's clock.
 func TestFaultBoot(t *testing.T) {
 	t.Run("F-27 reboot with pods", testReboot)
 	t.Run("F-27 leases of an earlier boot are given again, those of this one never", testRebootFull)
@@ -59,8 +57,8 @@ func TestFaultBoot(t *testing.T) {
 	t.Run("F-29 clocks jump", testClocks)
 }
 
-// testReboot reboots the node. After the reboot, the runtime sends DEL with an empty netns for one of two pods, and sends no DEL for the
-// other pod. New pods get other addresses than the pods before the reboot.
+// testReboot: after a reboot, the runtime sends DEL with an empty netns for one of two pods and none for the other. New pods get other
+// addresses.
 func testReboot(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -98,8 +96,7 @@ func testReboot(t *testing.T) {
 	s.Report(t)
 }
 
-// testRebootFull fills a pool with leases of pods for which the runtime never calls DEL, and reboots the node. After the reboot, new pods
-// get addresses.
+// testRebootFull: a reboot frees a pool full of leases of pods for which the runtime never calls DEL.
 func testRebootFull(t *testing.T) {
 	conf := modelConf().With("name", "full", "bridge", "full0")
 	y := harness.Tally{}
@@ -138,8 +135,7 @@ func testRebootFull(t *testing.T) {
 	y.Report(t)
 }
 
-// testRebootMidway reboots the node while a verb runs, as a power failure does. After the reboot, the runtime sends DEL, and no state of
-// the pod remains.
+// testRebootMidway reboots while a verb runs, as a power failure does. DEL after the reboot leaves no state of the pod.
 func testRebootMidway(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)
@@ -176,8 +172,7 @@ func testRebootMidway(t *testing.T, verb string) {
 	s.Report(t)
 }
 
-// testClocks emulates a large change of a clock between ADD and DEL of a pod. To emulate a change of the wall clock, testClocks changes the
-// modification times of the state files.
+// testClocks emulates a large change of a clock between ADD and DEL. For the wall clock, it changes the modification times of state files.
 func testClocks(t *testing.T) {
 	unshare := harness.Program(t, "unshare")
 	s := newSweep(t, "nftables")
@@ -205,7 +200,7 @@ func testClocks(t *testing.T) {
 	s.Report(t)
 }
 
-// setTimes sets the modification time of everything below a folder.
+// setTimes sets the modification times below a folder.
 func setTimes(dir string, when time.Time) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || strings.HasPrefix(entry.Name(), ".tmp-") {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestFaultBridge changes or deletes the bridge of running pods, as other programs do.
+// TestFaultBridge changes or deletes running pods' bridge, as other programs do.
 func TestFaultBridge(t *testing.T) {
 	t.Run("F-23 bridge deleted beneath pods with traffic", testBridgeDeleted)
 	t.Run("F-23 bridge deleted at any point of another ADD", func(t *testing.T) {
@@ -31,8 +31,7 @@ func TestFaultBridge(t *testing.T) {
 	t.Run("F-26 sysctls reset", testSysctlsReset)
 }
 
-// testBridgeDeleted deletes the bridge. CHECK reports the missing bridge, and the next ADD restores the connections and hostPorts of all
-// pods.
+// testBridgeDeleted: CHECK reports the missing bridge, and the next ADD restores the connections and hostPorts of all pods.
 func testBridgeDeleted(t *testing.T) {
 	s := newSweep(t, "nftables")
 	web, client := harness.NewPod(t, "web"), harness.NewPod(t, "client")
@@ -69,8 +68,8 @@ func testBridgeDeleted(t *testing.T) {
 	s.Report(t)
 }
 
-// testBridgeChanged changes the bridge. CHECK reports each difference. The next ADD either repairs the settings that all pods share, or
-// fails and leaves no state. The pods that already run keep their connections.
+// testBridgeChanged: CHECK reports each difference. The next ADD either repairs the shared settings, or fails and leaves no state. Running
+// pods keep their connections.
 func testBridgeChanged(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)
@@ -136,8 +135,8 @@ func testBridgeChanged(t *testing.T) {
 	s.Report(t)
 }
 
-// testMACPolicy: with MACAddressPolicy=persistent, udev replaces the MAC of a new link if addr_assign_type shows that the kernel chose this
-// MAC. Podlace therefore sets the MACs of the bridge and of the port when it creates them.
+// testMACPolicy: with MACAddressPolicy=persistent, udev replaces a new link's MAC if addr_assign_type says that the kernel chose it.
+// Podlace therefore creates bridge and port with their MACs.
 func testMACPolicy(t *testing.T) {
 	s := newSweep(t, "nftables")
 	result, err := s.Do("ADD", harness.Attachment(harness.NewPod(t, "one"), "one", nil), nil)
@@ -158,7 +157,7 @@ func testMACPolicy(t *testing.T) {
 	s.Report(t)
 }
 
-// testSysctlsReset emulates `sysctl --system`, which sets the distribution's values. The next ADD sets the sysctls that pods need.
+// testSysctlsReset emulates `sysctl --system`. The next ADD sets the sysctls that pods need.
 func testSysctlsReset(t *testing.T) {
 	s := newSweep(t, "nftables")
 	wanted := map[string]string{
@@ -183,7 +182,7 @@ func testSysctlsReset(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultDAD attaches pods while duplicate address detection finds a neighbour with the same address, or while IPv6 is disabled.
+// TestFaultDAD attaches pods while duplicate address detection finds a neighbour with the same address, or IPv6 is disabled.
 func TestFaultDAD(t *testing.T) {
 	t.Run("F-30 IPv6 address used by a neighbour", func(t *testing.T) {
 		conf := modelConf().With("name", "dad", "bridge", "dad0", "enabledad", true, "ipam.ranges",

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// wrapExec starts one plugin of a chain through a wrapper program, and starts the other plugins directly.
+// wrapExec starts one plugin of a chain through a wrapper program, and the others directly.
 type wrapExec struct {
 	invoke.DefaultExec
 	plugin string
@@ -31,7 +31,7 @@ type wrapExec struct {
 	ran    bool
 }
 
-// ExecPlugin starts one plugin for libcni.
+// ExecPlugin implements invoke.Exec.
 func (e *wrapExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	argv := []string{path}
 	if filepath.Base(path) == e.plugin {
@@ -52,7 +52,6 @@ func (e *wrapExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	return nil, failed
 }
 
-// doWrapped runs a verb of the chain and starts one plugin through a wrapper program.
 func (s *killSweep) doWrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap ...string) error {
 	e := &wrapExec{plugin: plugin, wrap: wrap}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -65,7 +64,7 @@ func (s *killSweep) doWrapped(verb, plugin string, rt *libcni.RuntimeConf, wrap 
 	return err
 }
 
-// callFailures returns for each system call the errors that can occur on a broken node.
+// callFailures maps system calls to the errors that they can return on a broken node.
 func callFailures() map[string][]string {
 	return map[string][]string{
 		"openat": {"EMFILE", "ENFILE", "EIO", "EACCES"}, "read": {"EIO", "EINTR"}, "write": {"EIO", "ENOSPC", "EINTR"},
@@ -76,8 +75,8 @@ func callFailures() map[string][]string {
 	}
 }
 
-// killedCalls returns the system calls that change the node, take or release a lock, or write the result. At each of these system calls,
-// the test sends SIGKILL to the program.
+// killedCalls are the system calls at which the program gets SIGKILL: those that change the node, take or release a lock, or write the
+// result.
 func killedCalls() map[string][]string {
 	kills := map[string][]string{}
 	for _, call := range []string{"openat", "write", "pwrite64", "linkat", "renameat", "unlinkat", "mkdirat", "utimensat", "fcntl", "flock",
@@ -87,28 +86,24 @@ func killedCalls() map[string][]string {
 	return kills
 }
 
-// The constant `sigkill` takes the place of an error name such as EIO. With this name, strace kills the program at the system call.
+// sigkill stands in place of an error such as EIO, and makes strace kill the program.
 const sigkill = "SIGKILL"
 
-// TestFaultAddCalls lets a single system call of ADD fail.
 func TestFaultAddCalls(t *testing.T) {
 	t.Run("F-11 any system call of ADD fails", func(t *testing.T) { failCalls(t, "ADD", callFailures(), 17, 4) })
 }
 
-// TestFaultDelCalls lets a single system call of DEL fail.
 func TestFaultDelCalls(t *testing.T) {
 	t.Run("F-11 any system call of DEL fails", func(t *testing.T) { failCalls(t, "DEL", callFailures(), 17, 4) })
 }
 
-// TestFaultKilledCalls kills a plugin at a system call.
 func TestFaultKilledCalls(t *testing.T) {
 	t.Run("F-01 SIGKILL at any system call of ADD", func(t *testing.T) { failCalls(t, "ADD", killedCalls(), 9, 1) })
 	t.Run("F-02 SIGKILL at any system call of DEL", func(t *testing.T) { failCalls(t, "DEL", killedCalls(), 9, 1) })
 }
 
-// failCalls tests every n-th kind of failure, where n is the argument `one`. A kind of failure is a plugin, a system call and an error. The
-// argument `first` is the number of the first system call that fails. With FAULTS=all, failCalls tests all kinds of failure and all system
-// calls.
+// failCalls tests every n-th kind of failure, with n = one; a kind is a plugin, a system call and an error. first is the number of the
+// first call that fails. With FAULTS=all, it tests all kinds and all calls.
 func failCalls(t *testing.T, verb string, how map[string][]string, one, first int) {
 	t.Helper()
 	strace := harness.Program(t, "strace")
@@ -126,8 +121,8 @@ func failCalls(t *testing.T, verb string, how map[string][]string, one, first in
 	s.Report(t)
 }
 
-// failCall runs the verb once for each system call with the given name, and lets this system call fail. failCall ends when the plugin makes
-// no further system call with this name. Without FAULTS=all, failCall tests only some of these system calls.
+// failCall lets one system call of a name fail in each run of the verb, until the plugin makes no further one. Without FAULTS=all, it tests
+// only some.
 func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace string, first int) {
 	t.Helper()
 	trace := filepath.Join(s.dir, "strace")
@@ -174,8 +169,8 @@ func (s *killSweep) failCall(t *testing.T, verb, plugin, call, errno, strace str
 	}
 }
 
-// failedCalls returns the lines about failed system calls from the output of strace, and the line of each killed thread. If strace prints a
-// call in two lines, failedCalls joins the lines, because the second line ("<... write resumed>") contains no file name.
+// failedCalls returns strace's lines about failed calls and killed threads. It joins a call in two lines, because the second ("<... write
+// resumed>") has no file name.
 func failedCalls(log string) (hits []string) {
 	began := map[string]string{}
 	for line := range strings.Lines(log) {
@@ -195,21 +190,20 @@ func failedCalls(log string) (hits []string) {
 	return hits
 }
 
-// preventsAnswer reports whether a failed system call prevents the plugin from printing a result or an error. Such a system call writes to
-// stdout, prepares the standard streams of the Go runtime, or wakes a thread of the Go runtime.
+// preventsAnswer reports whether the failed call keeps the plugin from printing a result or error: a write to stdout, or one with which the
+// Go runtime prepares the standard streams or wakes a thread.
 func preventsAnswer(line string) bool {
 	return strings.Contains(line, " write(1<") || strings.Contains(line, "F_GETFD") || strings.Contains(line, "anon_inode:[event")
 }
 
-// TestFaultLimits starts the plugins with too little memory, too few file descriptors or too few capabilities.
+// TestFaultLimits starts the plugins with too little memory and too few file descriptors or capabilities.
 func TestFaultLimits(t *testing.T) {
 	plugins := harness.ChainPlugins()
 	t.Run("F-45 few file descriptors", func(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for n := 3; n < 24; n += harness.Some(9, 1) {
-				// With fewer than 8 file descriptors, the Go runtime cannot create its poller, and exits without a result or an error of
-				// the plugin.
+				// With fewer than 8 file descriptors, the Go runtime cannot create its poller and exits without an answer of the plugin.
 				s.addLimited(t, plugin, n >= 8, "/bin/sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0"`, n))
 			}
 		}
@@ -219,7 +213,7 @@ func TestFaultLimits(t *testing.T) {
 		s := newSweep(t, "nftables")
 		for _, plugin := range plugins {
 			for kib := 2000; kib < 2_000_000; kib += kib*harness.Some(24, 1)/8 + 1 {
-				// Without enough memory, the Go runtime exits without a result or an error of the plugin.
+				// Without enough memory, the Go runtime exits without an answer of the plugin.
 				s.addLimited(t, plugin, false, "/bin/sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$0"`, kib))
 			}
 		}
@@ -237,8 +231,8 @@ func TestFaultLimits(t *testing.T) {
 	})
 }
 
-// addLimited runs ADD of a plugin under a resource limit. If the argument `answers` is true, ADD must return a result or an error with a
-// code. After ADD, a DEL without the resource limit must remove all state.
+// addLimited runs ADD of a plugin under a resource limit. If answers is set, ADD must print a result or an error with a code. A DEL without
+// the limit must then remove all state.
 func (s *killSweep) addLimited(t *testing.T, plugin string, answers bool, wrap ...string) {
 	t.Helper()
 	s.tryCase(t, plugin+" under "+strings.Join(wrap, " "), func(_ *sandbox.Pod, rt *libcni.RuntimeConf) error {

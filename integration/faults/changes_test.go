@@ -11,10 +11,9 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// toleratesFailure reports whether a failure of the given change only causes a log line, so that the plugin call still succeeds. A plugin
-// may fail to delete stale UDP connections, because the kernel removes them after a timeout. The iptables backend may fail to create an
-// nftables table, which only hostPorts on 127.0.0.1 need. The file with the last assigned address is only a hint. Without its boot file,
-// host-local recognizes no lease of an earlier boot. A DEL that cannot save its progress in a record still succeeds.
+// toleratesFailure reports whether the failure of a change is only logged. Stale UDP connections time out in the kernel anyway. With
+// iptables, only hostPorts on 127.0.0.1 need an nftables table. The last assigned address is only a hint. Without its boot file, host-local
+// recognizes no lease of an earlier boot. A DEL that cannot save its progress still succeeds.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/podlace_boot"):
@@ -22,16 +21,14 @@ func (c pluginCall) toleratesFailure(change string) bool {
 	case c.verb != "ADD" && strings.HasPrefix(change, "write /run/podlace/"):
 		return true
 	}
-	// Podlace does not read the device info file that it writes for other programs. If the file cannot be removed, DEL still restores the
-	// VF.
+	// Podlace writes the device info file for other programs only. DEL restores the VF even if the file cannot be removed.
 	if strings.HasPrefix(change, "remove /var/run/k8s.cni.cncf.io/devinfo/cni/") {
 		return true
 	}
 	return c.conf["backend"] == "iptables" && change == "nft add table podlace_hostport"
 }
 
-// forEachChange runs the given test for each kernel or file change that a successful plugin call makes, or for a fifth of the changes. The
-// name of the subtest describes the change.
+// forEachChange runs a subtest for each kernel or file change of a successful plugin call, or for a fifth of them.
 func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w faultWorld, n int)) {
 	w.Helper()
 	if len(changes) == 0 && c.plugin != "bandwidth" { // bandwidth may change nothing, because its devices disappear with the bridge's link
@@ -46,7 +43,7 @@ func (w faultWorld) forEachChange(c pluginCall, changes []string, test func(w fa
 	}
 }
 
-// runFault runs a plugin call in which change number n fails. runFault returns false if the plugin call still succeeds.
+// runFault lets change number n of a plugin call fail. It returns false if the call still succeeds.
 func (w faultWorld) runFault(c pluginCall, n int) (failed bool) {
 	w.Helper()
 	o := c.runFailing(w, n)
@@ -60,7 +57,7 @@ func (w faultWorld) runFault(c pluginCall, n int) (failed bool) {
 	return true
 }
 
-// changesOf returns the changes that a plugin's ADD makes.
+// changesOf returns the changes of a plugin's ADD.
 func (w faultWorld) changesOf(i int) []string {
 	w.Helper()
 	changes := w.callOf(i, "ADD", w.addChain(i)).mustRun(w).changes
@@ -68,7 +65,7 @@ func (w faultWorld) changesOf(i int) []string {
 	return changes
 }
 
-// TestAdd (C-39, F-11, F-31, F-32): after a failed ADD, the node has the same state as before the ADD, without any DEL. The next ADD works.
+// TestAdd (C-39, F-11, F-31, F-32): a failed ADD leaves the node as it was without any DEL, and the next ADD works.
 func TestAdd(t *testing.T) {
 	forEachChain(t, func(w faultWorld) {
 		for i := range w.chain {
@@ -90,8 +87,8 @@ func TestAdd(t *testing.T) {
 	})
 }
 
-// TestAddAfterFault (F-11) looks for leftovers of a failed ADD. A snapshot of the node does not show these leftovers. These leftovers could
-// make the next ADD fail. TestFirst covers failed changes of ADD for the whole chain.
+// TestAddAfterFault (F-11) looks for leftovers of a failed ADD that no snapshot shows but that could make the next ADD fail. TestFirst
+// covers the whole chain.
 func TestAddAfterFault(t *testing.T) {
 	forEachShortChain(t, func(w faultWorld) {
 		for i := range w.chain {
@@ -110,12 +107,11 @@ func TestAddAfterFault(t *testing.T) {
 	})
 }
 
-// TestDel (C-53, F-11, F-31): after a failed DEL, the next DEL removes the remaining state. The error text of a failed DEL contains no
-// phrase that a runtime interprets as success.
+// TestDel (C-53, F-11, F-31): the DEL after a failed one removes the remaining state. A failed DEL's error has no phrase that a runtime
+// takes for success.
 func TestDel(t *testing.T) { testRemoval(t, "DEL") }
 
-// TestGC (F-11): after a failed GC, the next GC removes the remaining state. The list of valid attachments lacks the pod, so GC deletes the
-// pod's state.
+// TestGC (F-11): the GC after a failed one removes the remaining state. The pod is not in the list of valid attachments.
 func TestGC(t *testing.T) { testRemoval(t, "GC") }
 
 func testRemoval(t *testing.T, verb string) {
@@ -144,7 +140,6 @@ func testRemoval(t *testing.T, verb string) {
 	})
 }
 
-// addCollectable runs ADD and makes the new files old enough for GC.
 func (w faultWorld) addCollectable(n int) {
 	w.Helper()
 	w.addChain(n)
@@ -153,7 +148,7 @@ func (w faultWorld) addCollectable(n int) {
 	}
 }
 
-// TestNoChange (C-68, C-72): CHECK and STATUS make no change on the node.
+// TestNoChange (C-68, C-72): CHECK and STATUS leave the node as it is.
 func TestNoChange(t *testing.T) {
 	forEachChain(t, func(w faultWorld) {
 		result := w.addChain(len(w.chain))

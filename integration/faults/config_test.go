@@ -23,8 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestFaultConfig runs DEL with another configuration than ADD. TestFaultConfig also attaches pods to an exhausted pool and to a pool with
-// another range.
+// TestFaultConfig runs DEL with another configuration than ADD, and attaches pods to an exhausted pool and to one with another range.
 func TestFaultConfig(t *testing.T) {
 	t.Run("F-41 DEL again and after edits", testDelAfterEdit)
 	t.Run("F-47 address pool exhausted", testExhausted)
@@ -81,8 +80,8 @@ func testDelAfterEdit(t *testing.T) {
 	s.Report(t)
 }
 
-// testExhausted attaches a pod when the pool has no free address. The error contains the number of addresses in the pool, and STATUS still
-// succeeds. After the first DEL, the next ADD succeeds.
+// testExhausted: without a free address, the error of ADD has the size of the pool, and STATUS still succeeds. ADD works after the first
+// DEL.
 func testExhausted(t *testing.T) {
 	conf := modelConf().With("name", "full")
 	y := harness.Tally{Points: 1}
@@ -117,8 +116,7 @@ func testExhausted(t *testing.T) {
 	y.Report(t)
 }
 
-// testRangeMoved changes the range of a network with running pods. Pods with addresses of the old range keep these addresses, and no new
-// pod gets one of these addresses.
+// testRangeMoved changes the range under running pods. They keep their addresses, which no new pod gets.
 func testRangeMoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	ranged := func(from, to string) object {
@@ -160,14 +158,14 @@ func testRangeMoved(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultRecords damages lock files, and the records that DEL needs.
+// TestFaultRecords damages lock files and the records that DEL needs.
 func TestFaultRecords(t *testing.T) {
 	t.Run("F-05 records cut, changed, replaced", testDamagedRecords)
 	t.Run("F-07 lock file of the network removed", testLockFileRemoved)
 	t.Run("F-08 lock of the attachment held by a process that stands still", testLockHeld)
 }
 
-// damageRandomly returns a damaged copy of the content of a small file. The kind of the damage is random.
+// damageRandomly returns a copy of a small file's content with random damage.
 func damageRandomly(random *rand.Rand, data []byte) []byte {
 	data = bytes.Clone(data)
 	switch random.IntN(6) {
@@ -190,8 +188,8 @@ func damageRandomly(random *rand.Rand, data []byte) []byte {
 	return data
 }
 
-// testDamagedRecords damages the records of a pod. DEL and GC of this pod return a result or an error with a code. DEL with the cached
-// result removes the links and addresses of the pod, and other pods are unaffected.
+// testDamagedRecords: DEL and GC of a pod with damaged records return a result or an error with a code. DEL with the cached result removes
+// the pod's links and addresses. Other pods are unaffected.
 func testDamagedRecords(t *testing.T) {
 	s := newSweep(t, "nftables")
 	random := kerneltest.Random(t)
@@ -252,7 +250,7 @@ func testDamagedRecords(t *testing.T) {
 	s.Report(t)
 }
 
-// recordOf returns the path of the bridge's record of a container.
+// recordOf returns the path of bridge's record of a container.
 func recordOf(t testing.TB, id string) string {
 	t.Helper()
 	files, err := filepath.Glob("/run/podlace/chain/bridge-*")
@@ -265,8 +263,7 @@ func recordOf(t testing.TB, id string) string {
 	return ""
 }
 
-// testLockFileRemoved attaches and detaches pods while another program repeatedly removes the lock files. No two pods have the same
-// address.
+// testLockFileRemoved: no two pods get the same address while another program keeps removing the lock files.
 func testLockFileRemoved(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -294,8 +291,7 @@ func testLockFileRemoved(t *testing.T) {
 	s.Report(t)
 }
 
-// testLockHeld stops, with SIGSTOP, a process that holds the lock of an attachment. The stopped process blocks only this attachment. ADD of
-// this attachment fails when its deadline passes.
+// testLockHeld stops a process that holds an attachment's lock. Only this attachment is blocked: its ADD fails at its deadline.
 func testLockHeld(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.Points++
@@ -319,8 +315,7 @@ func testLockHeld(t *testing.T) {
 	s.Report(t)
 }
 
-// stallADD starts an ADD with an IPAM plugin that never answers, and stops the process of the ADD with SIGSTOP. The returned function kills
-// the stopped process.
+// stallADD stops an ADD with SIGSTOP while its IPAM plugin gives no answer. The returned function kills the stopped process.
 func stallADD(t *testing.T, add harness.Call) (dir string, release func()) {
 	t.Helper()
 	dir = t.TempDir()

@@ -23,13 +23,12 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type recordDamage describes one way to make a record unreadable. The field `reason` contains a part of the text that Podlace reports.
+// recordDamage is a way to make a record unreadable. Podlace's report contains reason.
 type recordDamage struct {
 	of     func(path string, data []byte) error
 	reason string
 }
 
-// overwriteWith returns a function that changes the content of a record.
 func overwriteWith(f func(data []byte) []byte) func(path string, data []byte) error {
 	return func(path string, data []byte) error { return os.WriteFile(path, f(data), 0o600) }
 }
@@ -48,14 +47,12 @@ var unreadable = map[string]recordDamage{
 	"a FIFO":   {func(path string, _ []byte) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, "not a regular file"},
 }
 
-// listedAttachment is an attachment in the output of `podlace ls -o json`.
 type listedAttachment struct {
 	ContainerID string
 	State       string
 	Damaged     []struct{ Record, Reason string }
 }
 
-// runPodlace runs the podlace command line.
 func runPodlace(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), args...)
@@ -69,9 +66,8 @@ func ls() (status int, list []listedAttachment, stderr string, err error) {
 	return status, list, stderr, json.Unmarshal([]byte(stdout), &list)
 }
 
-// TestFaultUnreadable (F-05) makes the records of a pod unreadable, one at a time. The commands `podlace ls`, `podlace limits` and `podlace
-// reload` print the path of the record with the reason. After DEL, or after GC of a pod that is gone, no plugin has a record of the pod and
-// `podlace ls` does not show the pod.
+// TestFaultUnreadable (F-05) makes a pod's records unreadable, one at a time. `podlace ls`, `limits` and `reload` print the record's path
+// with the reason. After DEL, or GC of a pod that is gone, no plugin has a record of it and `podlace ls` does not show it.
 func TestFaultUnreadable(t *testing.T) {
 	s := newSweep(t, "nftables")
 	hash := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}.Hash()
@@ -101,7 +97,6 @@ func TestFaultUnreadable(t *testing.T) {
 	s.Report(t)
 }
 
-// checkUnreadableNamed checks that each command that reads records prints the path of the unreadable record.
 func checkUnreadableNamed(path, reason string) error {
 	status, list, stderr, err := ls()
 	if status != 2 || !strings.Contains(stderr, path) || !strings.Contains(stderr, reason) {
@@ -119,7 +114,6 @@ func checkUnreadableNamed(path, reason string) error {
 	return err
 }
 
-// checkGCNames checks that GC logs the unreadable record that it removes.
 func (s *killSweep) checkGCNames(then, path, reason string) error {
 	if reason == unreadable["of another pod"].reason && strings.Contains(path, "/bandwidth-") {
 		return nil // GC of bridge finds the record through the link, and removes both
@@ -131,7 +125,6 @@ func (s *killSweep) checkGCNames(then, path, reason string) error {
 	return nil
 }
 
-// checkNothingLeft checks that no record remains and that `podlace ls` does not show the pod.
 func checkNothingLeft(hash string) error {
 	left, err := filepath.Glob("/run/podlace/chain/*" + hash + "*")
 	if len(left) > 0 {
@@ -149,8 +142,7 @@ func checkNothingLeft(hash string) error {
 	return errors.Join(err, lsErr)
 }
 
-// TestFaultNewer replaces records by records of a newer format. GC keeps these records while the runtime lists their pod, so no state is
-// lost by a downgrade and a later upgrade.
+// TestFaultNewer: GC keeps records of a newer format while the runtime lists their pod, so a downgrade with a later upgrade loses no state.
 func TestFaultNewer(t *testing.T) {
 	s := newSweep(t, "nftables")
 	pod := harness.NewPod(t, victimID)

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// mountSmall mounts a small file system over a state folder. The name of the folder determines its initial content.
+// mountSmall mounts a small file system over a state folder, with an initial content that depends on the folder's name.
 func mountSmall(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -35,7 +35,7 @@ func mountSmall(t *testing.T, dir, options string) {
 	})
 }
 
-// fillDisk uses all remaining blocks or inodes of a file system. The returned function frees the blocks or inodes again.
+// fillDisk uses up the blocks or inodes of a file system. The returned function frees them.
 func fillDisk(dir string, inodes bool) (free func() error, err error) {
 	ballast := filepath.Join(dir, ".ballast")
 	free = func() error { return os.RemoveAll(ballast) }
@@ -57,7 +57,6 @@ func fillDisk(dir string, inodes bool) (free func() error, err error) {
 	}
 }
 
-// TestFaultDisk fills the state folders or makes them read-only.
 func TestFaultDisk(t *testing.T) {
 	for dir, what := range harness.InOrder(map[string]string{"/run/podlace": "records", "/var/lib/cni": "leases"}) {
 		for limit, options := range harness.InOrder(map[string]string{"space": "size=256k", "inodes": "nr_inodes=64"}) {
@@ -73,7 +72,7 @@ func TestFaultDisk(t *testing.T) {
 	}
 }
 
-// testFull fills the disk. ADD fails with an error that has a code, and leaves no state. DEL and GC succeed on the full disk.
+// testFull: ADD fails with a code and leaves no state. DEL and GC succeed on the full disk.
 func testFull(t *testing.T, dir string, inodes bool) {
 	s := newSweep(t, "nftables")
 	for room, refused := 0, true; refused; room++ {
@@ -109,8 +108,7 @@ func testFull(t *testing.T, dir string, inodes bool) {
 	s.Report(t)
 }
 
-// testReadOnly makes the disk read-only. ADD fails with an error that has a code. DEL removes all state that it can remove, and its error
-// lists the state that remains. After the disk becomes writable again, ADD and DEL succeed.
+// testReadOnly: ADD fails with a code. DEL removes what it can, and its error lists the rest. Both succeed once the disk is writable again.
 func testReadOnly(t *testing.T, dir string) {
 	s := newSweep(t, "nftables")
 	remount := func(flags uintptr) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "") }

@@ -21,9 +21,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// faultExec starts the plugins of a chain, and runs a shell command at one point of their execution. Each kernel or file change is such a
-// point, and there are more points between two changes (see package fault). faultExec numbers these points consecutively across all plugins
-// of the chain.
+// faultExec starts the plugins of a chain, and runs a shell command at one point of their execution: at a kernel or file change, or between
+// two (see package fault). Points are numbered across all plugins of the chain.
 type faultExec struct {
 	invoke.DefaultExec
 	at  int    // 0: count the moments only
@@ -36,14 +35,13 @@ type faultExec struct {
 	where   string
 }
 
-// killCommand returns the shell command that sends a signal. With the policy "self", the command signals the child that the plugin waits
-// for, or the plugin if it has no child. With "root", the command signals the plugin. With "all", the command signals the plugin and the
-// child.
+// killCommand returns the shell command that sends a signal: with the policy "self" to the child that the plugin waits for, or to the
+// plugin if there is none; with "root" to the plugin; with "all" to both.
 func killCommand(policy string, signal syscall.Signal) string {
 	return fmt.Sprintf("kill -%d ", signal) + map[string]string{"self": "${CHILD:-$PPID}", "root": "$PPID", "all": "$CHILD $PPID"}[policy]
 }
 
-// ExecPlugin starts one plugin for libcni.
+// ExecPlugin implements invoke.Exec.
 func (e *faultExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	trace := filepath.Join(e.dir, "moments")
 	cmd := exec.CommandContext(ctx, filepath.Join(harness.FaultDir(), filepath.Base(path)))
@@ -71,7 +69,7 @@ func (e *faultExec) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	return nil, failed
 }
 
-// takeMoments reads and removes the file in which a plugin listed the points that it passed.
+// takeMoments reads and removes a plugin's list of the points that it passed.
 func takeMoments(file string) (moments []string, err error) {
 	b, err := os.ReadFile(file)
 	if err = errors.Join(err, os.Remove(file)); errors.Is(err, fs.ErrNotExist) {

@@ -43,15 +43,14 @@ func (w faultWorld) wipeNode() {
 	}
 }
 
-// sharedState matches the state that the first pod creates for all pods. This shared state may remain after a failed ADD.
+// sharedState matches what the first pod creates for all pods. It may remain after a failed ADD.
 func sharedState() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
 		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|(gateway|bridge)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)$)`)
 }
 
-// TestFirst (F-11) runs ADD of a node's first pod for a fifth of the changes that this ADD makes, or with FAULTS=all for each, and lets
-// this change fail. Some changes of this ADD create state that all pods share. After a failed ADD, no state that belongs only to the pod
-// remains, and the next ADD creates the missing shared state.
+// TestFirst (F-11) lets single changes fail in ADD of a node's first pod: a fifth of them or, with FAULTS=all, each. Nothing that belongs
+// to the pod alone remains, and the next ADD creates what shared state is missing.
 func TestFirst(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -83,8 +82,7 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// checkMTU checks that the bridge of a plugin still has its original MTU, even if the plugin failed to set (pin) this MTU explicitly.
-// checkMTU is a no-op for a plugin without a bridge.
+// checkMTU checks that a bridge has its original MTU even if the plugin failed to pin it. It is a no-op for a plugin without a bridge.
 func (w faultWorld) checkMTU(plugin int) {
 	w.Helper()
 	name, ok := w.chain[plugin].conf["bridge"].(string)

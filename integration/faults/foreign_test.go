@@ -18,20 +18,19 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// foreignLinks contains commands that create a link with a given name, as another program would do.
+// foreignLinks are commands that create a link with a given name, as another program does.
 var foreignLinks = map[string]string{
 	"veth":   "ip link add %s type veth peer name foreign1",
 	"bridge": "ip link add %s type bridge",
 	"port":   "ip link add %s type veth peer name foreign1 && ip link set %[1]s master chain0 up",
 }
 
-// foreignNames returns the link names that Podlace uses for the tested pod.
+// foreignNames are the link names that Podlace uses for the tested pod.
 func foreignNames() map[string]string {
 	key := attachment.Key{Network: "chain", ContainerID: victimID, IfName: "eth0"}
 	return map[string]string{"host side": key.HostVeth(), "device of the egress limit": "bwp" + key.ReferenceHash()[:12]}
 }
 
-// runShell runs an `ip` command line in a shell.
 func runShell(line string, args ...any) error {
 	line = fmt.Sprintf(line, args...)
 	if out, err := exec.Command("/bin/sh", "-ec", line).CombinedOutput(); err != nil {
@@ -40,8 +39,8 @@ func runShell(line string, args ...any) error {
 	return nil
 }
 
-// TestFaultForeignLink (F-18): another program has created a link with a name that Podlace needs. ADD fails. ADD, DEL and GC of the pod do
-// not change the foreign link.
+// TestFaultForeignLink (F-18): if another program's link has a name that Podlace needs, ADD fails, and neither it nor DEL or GC changes the
+// link.
 func TestFaultForeignLink(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")
@@ -73,8 +72,8 @@ func TestFaultForeignLink(t *testing.T) {
 	s.Report(t)
 }
 
-// TestFaultLinkExchanged: another program renames or deletes the host-side veth of a running pod, and gives the name of the veth to a
-// foreign link. DEL removes only the pod's links, even if the pod has no records.
+// TestFaultLinkExchanged: another program renames or deletes a running pod's host-side veth, and gives its name to a foreign link. DEL
+// removes only the pod's own links, even without records.
 func TestFaultLinkExchanged(t *testing.T) {
 	harness.Program(t, "ip")
 	s := newSweep(t, "nftables")

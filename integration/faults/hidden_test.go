@@ -14,12 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// hiddenText contains characters that a terminal interprets or does not show: controls, direction changes, invisible, private and
-// unassigned characters.
+// hiddenText has characters that a terminal interprets or does not show: controls, direction changes, invisible, private and unassigned
+// ones.
 const hiddenText = "\x00\x1b[2J\x7f\u0080\u009b31m\u00ad\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ue000\uffff\U000e0001\U0010ffff"
 
-// TestHiddenCharacters puts hidden characters into names of pods and files. The commands print no hidden character, and the JSON output
-// preserves all hidden characters.
+// TestHiddenCharacters: commands print no hidden character in names of pods and files, and the JSON output preserves them.
 func TestHiddenCharacters(t *testing.T) {
 	const dir = "/run/podlace/hidden"
 	key := attachment.Key{Network: "hidden", ContainerID: "a", IfName: "eth0"}

@@ -19,13 +19,11 @@ import (
 
 type object = harness.Object
 
-// The type chainStep is one plugin of a chain with its configuration.
 type chainStep struct {
 	plugin string
 	conf   object
 }
 
-// pluginCall is one call of one plugin.
 type pluginCall struct {
 	chainStep
 	verb string
@@ -33,8 +31,8 @@ type pluginCall struct {
 	prev json.RawMessage
 }
 
-// callOutcome contains the output of a plugin call and, in order, the kernel and file changes of this call. The field `moments` lists the
-// points at which a test can kill the plugin: each change, and points between two changes.
+// callOutcome is the output of a plugin call with its kernel and file changes in order. moments are the points at which a test can kill the
+// plugin: each change, and points between two.
 type callOutcome struct {
 	exit    int
 	stdout  []byte
@@ -42,13 +40,13 @@ type callOutcome struct {
 	moments []string
 }
 
-// runFailing calls the plugin and lets the change with the number failAt fail. If failAt is 0, no change fails.
+// runFailing lets change number failAt of the call fail; 0 means none.
 func (c pluginCall) runFailing(t testing.TB, failAt int) callOutcome {
 	t.Helper()
 	return c.runWith(t, fmt.Sprint("PODLACE_FAIL_AT=", failAt))
 }
 
-// runWith calls the plugin with an environment variable that injects a fault. If the plugin was killed, the exit code in the outcome is -1.
+// runWith calls the plugin with an environment variable that injects a fault. The exit code of a killed plugin is -1.
 func (c pluginCall) runWith(t testing.TB, fault string) callOutcome {
 	t.Helper()
 	conf := c.conf
@@ -81,7 +79,6 @@ func (c pluginCall) runWith(t testing.TB, fault string) callOutcome {
 	return o
 }
 
-// tracedLines returns the lines of a trace file.
 func tracedLines(file string) (ops []string) {
 	text, _ := os.ReadFile(file) // the file does not exist if nothing was changed
 	for line := range strings.Lines(string(text)) {
@@ -91,7 +88,7 @@ func tracedLines(file string) (ops []string) {
 	return ops
 }
 
-// mustRun runs the call without a fault, and fails the test unless the call succeeds.
+// mustRun runs the call, which must succeed.
 func (c pluginCall) mustRun(t testing.TB) callOutcome {
 	t.Helper()
 	o := c.runFailing(t, 0)
@@ -101,7 +98,7 @@ func (c pluginCall) mustRun(t testing.TB) callOutcome {
 	return o
 }
 
-// checkRefused checks that the call printed one error document that contains the fault.
+// checkRefused checks that the call printed one error document, and that it contains the fault.
 func (o callOutcome) checkRefused(t testing.TB, c pluginCall, failAt int) {
 	t.Helper()
 	var doc struct {

@@ -24,7 +24,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// irregularFiles contains one function for each irregular file type. The function creates such a file at the given path.
+// irregularFiles has a function for each irregular file type, which creates such a file.
 var irregularFiles = map[string]func(path string) error{
 	"FIFO":          func(path string) error { return unix.Mkfifo(path, 0o600) },
 	"folder":        func(path string) error { return os.MkdirAll(filepath.Join(path, "more"), 0o700) },
@@ -42,7 +42,7 @@ var irregularFiles = map[string]func(path string) error{
 	},
 }
 
-// makeTargets creates the targets of the symbolic links. The returned function checks that no plugin wrote to these targets.
+// makeTargets creates the targets of the symbolic links. The returned function checks that no plugin wrote to them.
 func makeTargets(t *testing.T) (untouched func() error) {
 	t.Helper()
 	const dir = "/run/podlace-elsewhere"
@@ -63,8 +63,7 @@ func makeTargets(t *testing.T) (untouched func() error) {
 	}
 }
 
-// filePaths returns the paths of the tested pod's files and of the shared files. filePaths also returns the paths of the temporary files
-// for atomic writes.
+// filePaths returns the paths of the tested pod's files and of shared files, with those of temporary files for atomic writes.
 func filePaths(t *testing.T, s *killSweep) (own, shared []string) {
 	t.Helper()
 	pod := harness.NewPod(t, victimID)
@@ -105,8 +104,8 @@ func withTemporary(paths []string) []string {
 	return paths
 }
 
-// TestFaultIrregular puts a FIFO, folder, link, socket or device at the path of each file of Podlace. No verb or command blocks forever. If
-// a verb failed, it succeeds after the object is removed. No state remains.
+// TestFaultIrregular puts a FIFO, folder, link, socket or device in place of each file of Podlace. No verb or command blocks forever, a
+// failed verb succeeds once the object is gone, and no state remains.
 func TestFaultIrregular(t *testing.T) {
 	s := newSweep(t, "nftables")
 	untouched := makeTargets(t)
@@ -121,8 +120,7 @@ func TestFaultIrregular(t *testing.T) {
 			if kind == "device" && !canMakeDevices() {
 				continue // only root of the initial user namespace can create device files
 			}
-			// Each run tests a FIFO at the temporary path of a record, even if the sample would not contain this case. A plugin that opens this FIFO
-			// could block forever.
+			// A FIFO at a record's temporary path is in every sample, because a plugin that opens it could block forever.
 			if n++; n%stride != 0 && (kind != "FIFO" || !strings.Contains(path, "/.tmp-bridge-")) {
 				continue
 			}
@@ -142,7 +140,7 @@ func canMakeDevices() bool {
 	return irregularFiles["device"](path) == nil
 }
 
-// irregularCase is one test case: a FIFO, folder, link, socket or device at the path of one file.
+// irregularCase is an irregular object at the path of one file.
 type irregularCase struct {
 	s     *killSweep
 	path  string
@@ -150,8 +148,7 @@ type irregularCase struct {
 	own   bool // the file belongs to one pod
 }
 
-// runCase attaches a pod, replaces the file by the irregular object, and detaches the pod. Then runCase attaches the pod again while the
-// irregular object exists.
+// runCase replaces the file of an attached pod by the irregular object, detaches the pod, and attaches it again while the object exists.
 func (c irregularCase) runCase(rt *libcni.RuntimeConf) error {
 	if _, err := c.s.Do("ADD", rt, nil); err != nil {
 		return err
@@ -171,8 +168,7 @@ func (c irregularCase) runCase(rt *libcni.RuntimeConf) error {
 	return errors.Join(append(errs, err, c.endAttachment(rt, restore))...)
 }
 
-// putObject replaces the file with the irregular object. The function restore() removes the irregular object, and restores a shared
-// file.
+// putObject replaces the file by the irregular object. restore removes it, and brings back a shared file.
 func (c irregularCase) putObject() (restore func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(c.path), 0o700); err != nil {
 		return nil, err
@@ -212,7 +208,7 @@ func (c irregularCase) runReaders(rt *libcni.RuntimeConf) error {
 	return errors.Join(errs...)
 }
 
-// endAttachment runs DEL of the attachment. If DEL fails, a second DEL must succeed after the irregular object is removed.
+// endAttachment runs DEL. If it fails, a second one must succeed once the irregular object is gone.
 func (c irregularCase) endAttachment(rt *libcni.RuntimeConf, restore func() error) error {
 	_, err := c.s.Do("DEL", rt, nil)
 	if err = harness.Coded(err); err != nil {

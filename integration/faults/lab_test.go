@@ -16,9 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// tryCase runs one test case. The function act() makes changes to a pod and cleans up as a runtime does. After act() returns, no state of
-// this pod may remain. The pod that stays attached in all test cases must be unchanged, and the next ADD and DEL of the container must
-// work.
+// tryCase runs one case: act makes changes to a pod and cleans up as a runtime does. Then no state of this pod remains, the pod that stays
+// attached in all cases is unchanged, and ADD and DEL of the container work again.
 func (s *killSweep) tryCase(t *testing.T, title string, act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	s.Points++
@@ -61,14 +60,13 @@ func (s *killSweep) tryAct(act func(pod *sandbox.Pod, rt *libcni.RuntimeConf) er
 	return err
 }
 
-// delWithoutNetns runs DEL for a pod that has lost its namespace.
 func (s *killSweep) delWithoutNetns(rt *libcni.RuntimeConf) error {
 	rt.NetNS = ""
 	_, err := s.Do("DEL", rt, nil)
 	return err
 }
 
-// doPaused runs a verb of the chain. When the verb reaches the given point, doPaused runs a shell command.
+// doPaused runs a verb of the chain, and a shell command when it reaches a point.
 func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, error) {
 	e := &faultExec{at: at, run: command, dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -79,9 +77,8 @@ func (s *killSweep) doPaused(verb string, at int, command string) (*faultExec, e
 	return e, err
 }
 
-// atEveryPoint tests a verb at all points where faultExec can run a shell command, or at a sample of these points. For each tested point,
-// atEveryPoint runs the verb once and runs a shell command when the verb reaches the point. After each run of the verb, atEveryPoint calls
-// the function after(). The verb and after() may fail, but every error must have a code.
+// atEveryPoint runs the verb once for each point of faultExec, or for a sample, with a shell command at that point and a call of after.
+// Both may fail, but every error must have a code.
 func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error) {
 	t.Helper()
 	points, _ := s.measureVerb(t, verb)
@@ -106,7 +103,6 @@ func (s *killSweep) atEveryPoint(t *testing.T, verb, command string, after func(
 	s.Report(t)
 }
 
-// leaseFiles returns the leased addresses of a network.
 func leaseFiles(network string) (list []string) {
 	entries, _ := os.ReadDir("/var/lib/cni/networks/" + network)
 	for _, e := range entries {
@@ -119,7 +115,7 @@ func leaseFiles(network string) (list []string) {
 
 func sorted(list []string) []string { slices.Sort(list); return list }
 
-// hostVethOf returns the name of the pod's host-side veth in the result.
+// hostVethOf returns the host-side veth in a result.
 func hostVethOf(t testing.TB, result types.Result) string {
 	t.Helper()
 	interfaces, _ := harness.RawObject(t, string(harness.Encode(result)))["interfaces"].([]any)

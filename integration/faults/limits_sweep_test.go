@@ -15,11 +15,11 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// limitsBudget is the maximum duration of the test of one bandwidth verb without FAULTS=all.
+// limitsBudget is how long the test of one verb of bandwidth may take without FAULTS=all.
 const limitsBudget = 800 * time.Millisecond
 
-// limitsSweep kills only the bandwidth plugin. The pod keeps running, and no main plugin deletes the pod's link. Therefore limitsSweep
-// finds all leftovers of the bandwidth plugin, and detects each fault that interrupts the pod's traffic.
+// limitsSweep kills only bandwidth, while the pod keeps running and no main plugin deletes its link. It thus finds all of bandwidth's
+// leftovers, and each fault that interrupts the pod's traffic.
 type limitsSweep struct {
 	*harness.Alone
 	verb     string
@@ -30,13 +30,13 @@ type limitsSweep struct {
 	harness.Tally
 }
 
-// mbitRates returns Rates with the given limits in Mbit/s.
+// mbitRates returns Rates with limits in Mbit/s.
 func mbitRates(ingress, egress int) harness.Rates {
 	return harness.Rates{Ingress: ingress, Egress: egress}
 }
 
-// TestSweepLimits kills the bandwidth plugin at a sample of the points between its changes. With FAULTS=all, TestSweepLimits kills the
-// plugin at all points, and tests each reaction of the runtime at each point.
+// TestSweepLimits kills bandwidth at a sample of the points between its changes. With FAULTS=all, it does so at all points, with each
+// reaction of the runtime.
 func TestSweepLimits(t *testing.T) {
 	for _, c := range []struct {
 		title, verb string
@@ -94,8 +94,8 @@ func (s *limitsSweep) sweep(t *testing.T) {
 	}
 }
 
-// tryPoint kills the verb, checks the pod, calls the plugin as a runtime does after the kill, and looks for leaked state. The second result
-// reports whether the test case ended without an error.
+// tryPoint kills the verb, checks the pod, calls the plugin as a runtime then does, and looks for leaked state. It also reports whether the
+// case ended without an error.
 func (s *limitsSweep) tryPoint(at int, then string) (e *faultExec, ended bool, err error) {
 	e = &faultExec{at: at, run: killCommand("root", syscall.SIGKILL), dir: s.dir}
 	if s.old != (harness.Rates{}) {
@@ -126,7 +126,6 @@ func (s *limitsSweep) tryPoint(at int, then string) (e *faultExec, ended bool, e
 	return e, err == nil, err
 }
 
-// runKilled runs the verb and kills the plugin at the point that the faultExec contains.
 func (s *limitsSweep) runKilled(e *faultExec) error {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallLimit)
 	defer cancel()
@@ -145,8 +144,7 @@ func (s *limitsSweep) runKilled(e *faultExec) error {
 	return err
 }
 
-// checkBounded checks that each direction has its old or its new limit. Therefore a direction is never unlimited if both its old and its
-// new limit exist.
+// checkBounded checks that each direction has its old or its new limit, and thus is never unlimited if it has both.
 func (s *limitsSweep) checkBounded() error {
 	got, err := s.InEffect()
 	if err != nil {
@@ -163,7 +161,7 @@ func (s *limitsSweep) checkBounded() error {
 	return err
 }
 
-// followUp calls the plugin as a runtime does after the kill. The last call of followUp is DEL or GC.
+// followUp calls the plugin as a runtime does after the kill, in the end with DEL or GC.
 func (s *limitsSweep) followUp(then string) error {
 	del := s.Call("DEL", s.new)
 	switch then {
@@ -182,7 +180,7 @@ func (s *limitsSweep) followUp(then string) error {
 	return del.Do()
 }
 
-// addLimited runs an ADD that must succeed, and compares the limits in effect with the wanted limits.
+// addLimited runs an ADD that must succeed, and compares the limits with the wanted ones.
 func (s *limitsSweep) addLimited(want harness.Rates) error {
 	if err := s.Call("ADD", want).Do(); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/snapshot"
 )
 
-// runLimits runs `podlace limits` for the pod and lets the change with the number failAt fail. If failAt is 0, no change fails.
+// runLimits runs `podlace limits` for the pod and lets change number failAt fail; 0 means none.
 func (w faultWorld) runLimits(failAt int, flags ...string) (changes []string, out string, err error) {
 	w.Helper()
 	trace := filepath.Join(w.TempDir(), "trace")
@@ -27,8 +27,8 @@ func (w faultWorld) runLimits(failAt int, flags ...string) (changes []string, ou
 	return strings.Split(strings.TrimSpace(string(ops)), "\n"), string(text), err
 }
 
-// TestLimits runs `podlace limits` once for each change that the command makes, and lets this change fail. The command reports the fault
-// and restores the old limits. After that, CHECK succeeds with the limits that the runtime requested.
+// TestLimits lets each change of `podlace limits` fail once. The command reports the fault and restores the old limits. CHECK then succeeds
+// with the limits that the runtime requested.
 func TestLimits(t *testing.T) {
 	w := newWorld(t, fullChain("nftables")[2:])
 	result := w.addChain(1)

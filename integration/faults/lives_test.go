@@ -25,8 +25,8 @@ const (
 	faulty    = 20 // one of 20 calls fails at a change, and one of 20 calls is killed
 )
 
-// vfNode is a node on which pods with VFs start and end. The emulated runtime sends one DEL after a failed ADD. The emulated runtime
-// repeats a failed DEL only for a pod whose ADD succeeded.
+// vfNode is a node on which pods with VFs come and go. The runtime sends one DEL after a failed ADD, and repeats a failed DEL only for a
+// pod whose ADD succeeded.
 type vfNode struct {
 	*testing.T
 	random  *rand.Rand
@@ -41,7 +41,7 @@ type vfNode struct {
 	dirty, after, refused  int // the field after counts the pods that got a VF before its restoration
 }
 
-// podLife describes one pod from its ADD to its end: its VF, the interface name and the kind of its end.
+// podLife is one pod from its ADD to its end: its VF, its interface and how it ends.
 type podLife struct {
 	pod  *sandbox.Pod
 	step chainStep
@@ -51,10 +51,9 @@ type podLife struct {
 	end  string
 }
 
-// TestLives (F-31, F-34, F-36, S-30) runs thirty pods, or a thousand with FAULTS=all. On average, one of twenty calls fails at a random
-// change, and one of twenty calls is killed at a random change. A pod gets a usual DEL, a repeated DEL, a late DEL, a DEL without a
-// namespace, a DEL after the end of the namespace, or no DEL. Each pod starts with a VF that has the administrator's settings. At the end,
-// the VFs are on the node and have the administrator's settings again.
+// TestLives (F-31, F-34, F-36, S-30) runs thirty pods, or a thousand with FAULTS=all. On average, one call in twenty fails at a random
+// change and one is killed there. A pod's DEL is usual, repeated, late, without a namespace, after its end, or missing. Each pod starts
+// with a VF that has the administrator's settings, and at the end all VFs are on the node and have them again.
 func TestLives(t *testing.T) {
 	l := newLives(t)
 	total := harness.Some(30, 1000)
@@ -99,7 +98,7 @@ func (l *vfNode) live() []*podLife {
 	return slices.DeleteFunc(slices.Clone(l.running), func(of *podLife) bool { return of == nil })
 }
 
-// describeVF describes the VF on the node. describeVF returns "" while no link on the node has the VF's name.
+// describeVF describes the VF on the node, or returns "" while no link there has its name.
 func (l *vfNode) describeVF(vf int) string {
 	l.Helper()
 	link, ok, err := l.host.Link(card.Name(vf))
@@ -112,13 +111,12 @@ func (l *vfNode) describeVF(vf int) string {
 	return fmt.Sprintf("%s %q up %t %s", link.Name, link.AltNames, link.Up, describeSettings(link))
 }
 
-// describeSettings describes those settings of the VF that a pod can see.
+// describeSettings describes the settings of the VF that a pod can see.
 func describeSettings(link kernel.Link) string {
 	return fmt.Sprintf("mac %s mtu %d promisc %t allmulti %t alias %q", link.MAC, link.MTU, link.Promis, link.AllMulti, link.Alias)
 }
 
-// callPlugin runs a verb with or without a fault. The second result is false if the verb failed. The test fails if no injected fault
-// explains this failure.
+// callPlugin runs a verb, perhaps with a fault, and reports whether it succeeded. A failure that no injected fault explains fails the test.
 func (l *vfNode) callPlugin(of *podLife, verb string, mayFault bool) (stdout []byte, ok bool) {
 	l.Helper()
 	kind := fmt.Sprint(verb, of.step.conf["ipam"] != nil, of.name)
@@ -151,7 +149,7 @@ func (l *vfNode) callPlugin(of *podLife, verb string, mayFault bool) (stdout []b
 	return o.stdout, o.exit == 0
 }
 
-// beginLife schedules a pod to a free VF and runs the pod's ADD.
+// beginLife runs ADD of a pod with a free VF.
 func (l *vfNode) beginLife() {
 	l.Helper()
 	free := slices.DeleteFunc([]int{0, 1, 2, 3}, func(i int) bool { return l.running[i] != nil })
@@ -186,7 +184,7 @@ func (l *vfNode) beginLife() {
 	l.checkAndChange(of)
 }
 
-// checkAndChange checks that a pod's VF has the expected settings. Then checkAndChange changes the settings that a tenant can change.
+// checkAndChange checks that a pod's VF has the expected settings, and then changes those that a tenant can change.
 func (l *vfNode) checkAndChange(of *podLife) {
 	l.Helper()
 	l.withInterface(of, func(pod *kernel.NS, link kernel.Link) error {
@@ -207,7 +205,7 @@ func (l *vfNode) checkAndChange(of *podLife) {
 	})
 }
 
-// withInterface calls f with the pod's interface, if the pod has an interface.
+// withInterface calls f with the pod's interface, if it has one.
 func (l *vfNode) withInterface(of *podLife, f func(*kernel.NS, kernel.Link) error) {
 	l.Helper()
 	netns, err := os.Open(of.pod.Path)
@@ -229,7 +227,7 @@ func (l *vfNode) withInterface(of *podLife, f func(*kernel.NS, kernel.Link) erro
 	}
 }
 
-// closeNetns ends a pod's namespace. If a VF is in the namespace, the VF returns to the node.
+// closeNetns ends a pod's namespace. A VF in it returns to the node.
 func (l *vfNode) closeNetns(of *podLife) {
 	l.Helper()
 	in := false
@@ -242,7 +240,6 @@ func (l *vfNode) closeNetns(of *podLife) {
 	}
 }
 
-// finishLife ends a pod that was attached.
 func (l *vfNode) finishLife(of *podLife) {
 	l.Helper()
 	l.running[of.vf] = nil
@@ -272,7 +269,7 @@ func (l *vfNode) finishLife(of *podLife) {
 	}
 }
 
-// delUntilDone retries DEL until DEL succeeds, as the kubelet does.
+// delUntilDone retries DEL until it succeeds, as the kubelet does.
 func (l *vfNode) delUntilDone(of *podLife) {
 	l.Helper()
 	for again := range 3 {
@@ -282,8 +279,7 @@ func (l *vfNode) delUntilDone(of *podLife) {
 	}
 }
 
-// delLate sends a late DEL. Before this DEL, the runtime may have given the VF to another pod. The other pod may still run, or may have
-// ended.
+// delLate sends a DEL so late that the VF may belong to another pod, which may still run or have ended.
 func (l *vfNode) delLate(of *podLife) bool {
 	l.Helper()
 	l.delUntilDone(of)
@@ -301,7 +297,7 @@ func (l *vfNode) delLate(of *podLife) bool {
 	return true
 }
 
-// collectAll runs GC with an empty list of valid attachments. After this GC, no state of any pod remains.
+// collectAll runs GC without valid attachments. Then no state of any pod remains.
 func (l *vfNode) collectAll() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {

@@ -10,7 +10,7 @@ import (
 	attachments "github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestFaultLostRecord (F-05) deletes or truncates each record of a pod with ports and limits. No state of the pod remains after DEL.
+// TestFaultLostRecord (F-05): DEL leaves no state of a pod with ports and limits after each of its records was deleted or truncated.
 func TestFaultLostRecord(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {

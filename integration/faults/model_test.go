@@ -20,11 +20,11 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// actorCount is the number of containers that TestFaultInterleaving uses. The address pool is larger than this number.
+// actorCount is the number of containers. The address pool is larger.
 const actorCount = 4
 
-// The type verbModel runs random verbs for several containers in parallel, and compares the results with the state of the node. verbModel
-// reads the state of the node without code of Podlace.
+// verbModel runs random verbs for several containers in parallel, and compares the results with the node's state, which it reads without
+// code of Podlace.
 type verbModel struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -33,7 +33,6 @@ type verbModel struct {
 	harness.Tally
 }
 
-// The type verbMove contains a verb, the number of its container, and the result of the verb.
 type verbMove struct {
 	verb  string
 	actor int
@@ -45,7 +44,7 @@ func modelConf() object {
 	return harness.BridgeConf().With("name", "model", "bridge", "model0", "ipam.ranges", []any{[]any{object{"subnet": "10.197.7.0/29"}}})
 }
 
-// TestFaultInterleaving uses the same verbs, containers and delays in every run, because the seed is fixed (see kerneltest.Random).
+// Verbs, containers and delays are the same in every run, because the seed is fixed (see kerneltest.Random).
 func TestFaultInterleaving(t *testing.T) {
 	t.Run("F-13 ADD, DEL and GC of the same and other containers interleave at random", func(t *testing.T) {
 		m := &verbModel{t: t, random: kerneltest.Random(t), attached: make([]bool, actorCount)}
@@ -96,8 +95,7 @@ func (m *verbModel) runRound(number int) {
 	for i := range steps {
 		steps[i] = verbMove{verb: []string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC"}[m.random.IntN(6)], actor: m.random.IntN(actorCount)}
 		for j := range actorCount {
-			// The test passes a list of the valid attachments to GC, as a runtime does. At random, valid attachments are missing from the
-			// list.
+			// GC gets a list of the valid attachments, as from a runtime, in which some are missing at random.
 			steps[i].keeps = append(steps[i].keeps, m.attached[j] && m.random.IntN(6) > 0)
 		}
 		c, delay := m.call(steps[i]), time.Duration(m.random.IntN(20))*time.Millisecond
@@ -130,8 +128,7 @@ func (m *verbModel) runRound(number int) {
 	}
 }
 
-// checkActor compares the results of the verbs for one container with the state of the container. checkActor returns the address of an
-// attached container.
+// checkActor compares the results of one container's verbs with its state, and returns its address if it is attached.
 func (m *verbModel) checkActor(number, actor int, steps []verbMove) string {
 	adds, removals, may := []string{}, 0, 0
 	for _, s := range steps {
@@ -169,7 +166,7 @@ func (m *verbModel) checkActor(number, actor int, steps []verbMove) string {
 	return address
 }
 
-// checkState checks that a container is either attached completely or not attached at all.
+// checkState checks that a container is attached completely or not at all.
 func (m *verbModel) checkState(number, actor int) (address string) {
 	pod := m.pods[actor]
 	err := pod.Do(func() error {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestFaultNetns changes the namespaces of pods, as runtimes and administrators do.
+// TestFaultNetns changes pods' namespaces, as runtimes and administrators do.
 func TestFaultNetns(t *testing.T) {
 	const vanish = "umount -l /run/netns/" + victimID + " && rm /run/netns/" + victimID
 	for _, verb := range []string{"ADD", "DEL"} {
@@ -29,7 +29,7 @@ func TestFaultNetns(t *testing.T) {
 	t.Run("F-17 netns path is no namespace", testOddPath)
 }
 
-// testReusedPath runs DEL for a pod whose namespace path now belongs to another pod.
+// testReusedPath runs DEL for a pod whose namespace path belongs to another pod by then.
 func testReusedPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	s.tryCase(t, "DEL", func(pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
@@ -47,8 +47,7 @@ func testReusedPath(t *testing.T) {
 	s.Report(t)
 }
 
-// testOddPath runs DEL with different kinds of objects at the netns path, such as a FIFO or a dangling link. None of these objects is the
-// namespace of a pod.
+// testOddPath runs DEL with a netns path that is no pod's namespace, but a FIFO or a dangling link, for example.
 func testOddPath(t *testing.T) {
 	s := newSweep(t, "nftables")
 	target := filepath.Join(t.TempDir(), "x")

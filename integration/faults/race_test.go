@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestFaultRace runs several verbs in parallel, and also runs verbs one after another without a pause.
+// TestFaultRace runs verbs in parallel, and one after another without a pause.
 func TestFaultRace(t *testing.T) {
 	t.Run("F-12 parallel ADDs, then parallel DELs", testParallel)
 	t.Run("F-14 the first ADDs of a node race", func(t *testing.T) { testFirstRace(t, "nftables", harness.Some(8, 100)) })
@@ -28,7 +28,7 @@ func TestFaultRace(t *testing.T) {
 	t.Run("F-42 other programs churn links", testChurn)
 }
 
-// attachCrowd attaches n pods in parallel, checks that their addresses differ, and detaches the pods in parallel.
+// attachCrowd attaches and detaches n pods in parallel, and checks that their addresses differ.
 func (s *killSweep) attachCrowd(t *testing.T, n int) {
 	t.Helper()
 	pods, results := make([]*sandbox.Pod, n), make([]object, n)
@@ -76,7 +76,6 @@ func (s *killSweep) attachCrowd(t *testing.T, n int) {
 	each("DEL")
 }
 
-// isLockTimeout reports whether the error is a timeout for a lock.
 func isLockTimeout(err error) bool {
 	var doc *types.Error
 	return errors.As(err, &doc) && doc.Code == plugin.CodeTryAgain
@@ -91,7 +90,7 @@ func testParallel(t *testing.T) {
 	s.Report(t)
 }
 
-// testFirstRace runs parallel ADDs on a node that has no bridge, tables and folders of Podlace.
+// testFirstRace runs parallel ADDs on a node without Podlace's bridge, tables and folders.
 func testFirstRace(t *testing.T, backend string, pods int) {
 	harness.Program(t, "nft")
 	if backend == "iptables" {
@@ -110,8 +109,8 @@ func testFirstRace(t *testing.T, backend string, pods int) {
 	s.Report(t)
 }
 
-// testTightLoop repeats ADD and DEL of one container. Each ADD uses the same link names as the previous ADD, although the kernel may still
-// be removing the namespace of the previous ADD.
+// testTightLoop repeats ADD and DEL of one container. Each ADD uses the same link names, although the kernel may still be removing the
+// namespace before.
 func testTightLoop(t *testing.T) {
 	s := newSweep(t, "nftables")
 	before := harness.Watch(t, s.stays)
@@ -149,8 +148,7 @@ func testTightLoop(t *testing.T) {
 	s.Report(t)
 }
 
-// retryADD retries ADD for a container whose last namespace was removed without a DEL. ADD fails until the kernel has removed the link of
-// the old namespace.
+// retryADD retries ADD for a container whose namespace ended without a DEL. It fails until the kernel has removed the old link.
 func (s *killSweep) retryADD(t *testing.T, rt *libcni.RuntimeConf) error {
 	t.Helper()
 	for range 1000 {
@@ -162,7 +160,6 @@ func (s *killSweep) retryADD(t *testing.T, rt *libcni.RuntimeConf) error {
 	return errors.New("the kernel does not remove the link of a deleted namespace")
 }
 
-// testNameTaken creates a foreign link with the name of the pod's host-side veth.
 func testNameTaken(t *testing.T) {
 	s := newSweep(t, "nftables")
 	pod := harness.NewPod(t, "taken")
@@ -189,8 +186,7 @@ func testNameTaken(t *testing.T) {
 	s.Report(t)
 }
 
-// testChurn runs verbs while other programs create and delete links. When a verb lists the links, the kernel marks each such dump as
-// interrupted, because the links change during the dump.
+// testChurn runs verbs while other programs create and delete links, which makes the kernel mark dumps of links as interrupted.
 func testChurn(t *testing.T) {
 	s := newSweep(t, "nftables")
 	stop := make(chan struct{})
@@ -204,7 +200,7 @@ func testChurn(t *testing.T) {
 					return
 				default:
 				}
-				// The loop ignores errors of both ip commands, because only the changes of links matter.
+				// Errors do not matter here; only changes of links do.
 				_ = exec.Command("ip", "link", "add", name, "type", "veth", "peer", "name", name+"p").Run()
 				_ = exec.Command("ip", "link", "del", name).Run()
 			}

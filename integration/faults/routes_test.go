@@ -12,10 +12,9 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// routesTest is the name of the test binary of pkg/agent/noderoutes with injected faults.
+// routesTest is the test binary of pkg/agent/noderoutes with injected faults.
 const routesTest = "noderoutes.test"
 
-// buildRoutesTest builds routesTest into harness.FaultDir.
 func buildRoutesTest(dir string) error {
 	cmd := exec.Command("go", "test", "-c", "-buildvcs=false", "-tags=podlace_fault", "-o", filepath.Join(dir, "fault", routesTest),
 		"../../pkg/agent/noderoutes")
@@ -23,8 +22,8 @@ func buildRoutesTest(dir string) error {
 	return cmd.Run()
 }
 
-// TestFaultRoutes creates, changes and removes the routes that lead to other nodes, and lets each change fail once. After each failed run,
-// TestFaultRoutes repeats the run without a fault. The routes must then be the same as if no change had failed.
+// TestFaultRoutes lets each change of the routes to other nodes fail once and repeats the run without a fault. The routes are then as if
+// nothing had failed.
 func TestFaultRoutes(t *testing.T) {
 	cmd := exec.Command(filepath.Join(harness.FaultDir(), routesTest), "-test.run=^TestFaultRoutes$", "-test.v")
 	cmd.Dir = t.TempDir()

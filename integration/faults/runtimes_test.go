@@ -16,9 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRuntimes runs one round of pods, or a thousand pods with FAULTS=all, under an emulated containerd and again under an emulated CRI-O,
-// on the node of TestSoak. The flag -seed determines the order in which an emulated runtime performs its call sequences. After the test, no
-// state of ended pods remains.
+// TestRuntimes runs one round of pods, or a thousand pods with FAULTS=all, under an emulated containerd and then CRI-O, on the node of
+// TestSoak. -seed determines the order of the call sequences. No state of ended pods remains.
 func TestRuntimes(t *testing.T) {
 	for name, kinds := range harness.InOrder(map[string][]stepKind{"containerd": containerdHabits(), "CRI-O": crioHabits()}) {
 		t.Run(name, func(t *testing.T) {
@@ -42,9 +41,8 @@ func TestRuntimes(t *testing.T) {
 	}
 }
 
-// containerdHabits returns the sequences of calls that containerd makes. After a failed ADD, containerd sends one DEL, and the kubelet
-// creates another sandbox. Containerd retries DEL until DEL succeeds, and then sends one more DEL. Containerd sends STATUS every five
-// seconds, and never CHECK or GC.
+// containerdHabits are containerd's sequences of calls. A failed ADD gets one DEL, and the kubelet creates another sandbox. DEL is retried
+// until it succeeds, and then sent once more. STATUS comes every five seconds, CHECK and GC never.
 func containerdHabits() []stepKind {
 	return []stepKind{
 		{"RunPodSandbox", 2, (*soakRun).stepAdd},
@@ -67,9 +65,8 @@ func containerdHabits() []stepKind {
 	}
 }
 
-// crioHabits returns the sequences of calls that CRI-O makes. CRI-O sends CHECK right after ADD. At the end of a pod, CRI-O sends one DEL.
-// After this DEL, CRI-O deletes the namespace and libcni's cached result, even if DEL failed. When CRI-O starts, it sends STATUS twice, GC
-// with all pods, and CHECK of each pod.
+// crioHabits are CRI-O's sequences of calls. CHECK comes right after ADD. A pod ends with one DEL, after which CRI-O deletes the namespace
+// and libcni's cached result even if it failed. At its start, CRI-O sends STATUS twice, GC with all pods, and CHECK of each pod.
 func crioHabits() []stepKind {
 	return []stepKind{
 		{"RunPodSandbox", 3, (*soakRun).stepAddAndCheck},
@@ -88,8 +85,7 @@ func crioHabits() []stepKind {
 	}
 }
 
-// startStorm starts n pods in parallel, as the kubelet does after a restart of the node. startStorm kills the first ADD of every second
-// pod.
+// startStorm starts n pods in parallel, as the kubelet does after a restart of the node, and kills the first ADD of every second one.
 func (s *soakRun) startStorm(n int) bool {
 	var list []*podSlot
 	kills := map[*podSlot]faultyRun{}
@@ -119,7 +115,7 @@ func (s *soakRun) startStorm(n int) bool {
 	return len(list) > 2
 }
 
-// retryKilled kills an ADD. Then retryKilled runs DEL of the pod, and runs ADD of the pod's next sandbox with the same ports.
+// retryKilled kills an ADD, runs DEL, and runs ADD of the pod's next sandbox with the same ports.
 func (s *soakRun) retryKilled(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -132,7 +128,7 @@ func (s *soakRun) retryKilled(m faultyRun) bool {
 	return true
 }
 
-// repeatDel kills a DEL and retries DEL until DEL succeeds.
+// repeatDel kills a DEL and retries it until it succeeds.
 func (s *soakRun) repeatDel(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {
@@ -144,7 +140,7 @@ func (s *soakRun) repeatDel(m faultyRun) bool {
 	return true
 }
 
-// forgetKilled kills a DEL and does not retry DEL.
+// forgetKilled kills a DEL and does not retry it.
 func (s *soakRun) forgetKilled(m faultyRun) bool {
 	a := s.randomPod(nil)
 	if a == nil {
@@ -156,8 +152,7 @@ func (s *soakRun) forgetKilled(m faultyRun) bool {
 	return true
 }
 
-// failingExec implements invoke.Exec, the interface with which libcni starts plugins. failingExec lets one change of one plugin in the
-// chain fail.
+// failingExec lets one change of one plugin in the chain fail.
 type failingExec struct {
 	invoke.DefaultExec
 	plugin, at int // index of the plugin in the chain, and number of the change
@@ -165,7 +160,7 @@ type failingExec struct {
 	failed     bool
 }
 
-// ExecPlugin starts one plugin for libcni.
+// ExecPlugin implements invoke.Exec.
 func (f *failingExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	if f.started++; f.started-1 == f.plugin {
 		environ = append(environ, fmt.Sprint("PODLACE_FAIL_AT=", f.at))
@@ -176,7 +171,7 @@ func (f *failingExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 	return stdout, err
 }
 
-// randomFailure returns a run of the chain in which a random change of a random plugin fails.
+// randomFailure lets a random change of a random plugin fail.
 func (s *soakRun) randomFailure() faultyRun {
 	f := &failingExec{plugin: s.random.IntN(3), at: 1 + s.random.IntN(8)}
 	s.addTitle("change %d of plugin %d", f.at, f.plugin)
@@ -208,7 +203,7 @@ func (s *soakRun) stepAddAndCheck() bool {
 	return a != nil
 }
 
-// stepRestartContainerd restarts containerd during an ADD. After the restart, containerd deletes the pod of this ADD.
+// stepRestartContainerd restarts containerd during an ADD. It then deletes this pod.
 func (s *soakRun) stepRestartContainerd() bool {
 	a := s.randomFree()
 	if a == nil {
@@ -235,8 +230,7 @@ func (s *soakRun) stepRestartCRIO() bool {
 	return true
 }
 
-// stepRestartWithoutState starts a CRI-O that has lost its store while its pods run. Without its store, CRI-O sends GC with an empty list
-// of valid attachments.
+// stepRestartWithoutState starts a CRI-O that has lost its store while its pods run, so its GC lists no valid attachment.
 func (s *soakRun) stepRestartWithoutState() bool {
 	live := s.livePods()
 	if len(live) == 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestFaultSignal sends signals to plugins. After a signal, each plugin either completes its changes or undoes its changes.
+// TestFaultSignal: after a signal, a plugin either completes its changes or undoes them.
 func TestFaultSignal(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
 		t.Run("F-46 SIGTERM, SIGINT, SIGHUP at any point of "+verb, func(t *testing.T) { signalEverywhere(t, verb) })
@@ -24,10 +24,9 @@ func TestFaultSignal(t *testing.T) {
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
 
-// signalEverywhere runs a verb once for each pair of signal and point, and sends the signal when the verb reaches the point. The verb waits
-// there for a moment, so that the plugin notices the signal before it ends, also on a busy machine. ADD either
-// succeeds or leaves no state, so a failed ADD needs no DEL. DEL completes its changes, unless the signal arrives while a plugin is still
-// starting.
+// signalEverywhere runs a verb once for each signal and point. The verb waits there for a moment, so that the plugin notices the signal
+// before it ends even on a busy machine. ADD succeeds or leaves no state that needs a DEL. DEL completes, unless the signal comes while a
+// plugin is still starting.
 func signalEverywhere(t *testing.T, verb string) {
 	s := newSweep(t, "nftables")
 	points, _ := s.measureVerb(t, verb)
@@ -68,7 +67,7 @@ func signals() []syscall.Signal {
 	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
 }
 
-// testBrokenPipe checks that ADD leaves no state if it cannot write its result or error to stdout.
+// testBrokenPipe: ADD leaves no state if it cannot write its result or error to stdout.
 func testBrokenPipe(t *testing.T) {
 	y := harness.Tally{}
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// auditNode restores lost state with the documented commands, and then checks the whole node.
+// auditNode restores lost state with the documented commands, and checks the whole node.
 func (s *soakRun) auditNode() {
 	s.Helper()
 	if s.Failed() {
@@ -35,7 +35,7 @@ func (s *soakRun) auditNode() {
 	}
 }
 
-// settleNode restores flushed rules and removes the state of the pods that ended without a DEL.
+// settleNode restores flushed rules and removes the state of pods that ended without a DEL.
 func (s *soakRun) settleNode() {
 	s.Helper()
 	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
@@ -51,9 +51,8 @@ func (s *soakRun) settleNode() {
 	clear(s.orphans)
 }
 
-// recreateIncomplete runs CHECK of all pods. If a pod loses a record, and a later flush removes the pod's rules, no command can restore
-// these rules. CHECK of this pod fails. If CHECK of a pod fails, recreateIncomplete replaces the pod, as the kubelet does after a restart
-// of CRI-O.
+// recreateIncomplete replaces pods whose CHECK fails, as the kubelet does after a restart of CRI-O: after a lost record and a flush, no
+// command can restore a pod's rules.
 func (s *soakRun) recreateIncomplete() {
 	s.Helper()
 	live := s.livePods()
@@ -70,9 +69,8 @@ func (s *soakRun) recreateIncomplete() {
 	}
 }
 
-// checkOwned checks that every container ID, interface name, address and key hash on the node belongs to a live pod or to an orphan. An
-// orphan is a pod that ended without a DEL. A later GC removes the state of orphans. After GC, each chain of the iptables backend must be
-// the target of a jump.
+// checkOwned checks that every container ID, interface name, address and key hash on the node is that of a live pod or of an orphan, which
+// ended without a DEL and waits for GC. After GC, each chain of the iptables backend must be the target of a jump.
 func (s *soakRun) checkOwned(orphans map[string]bool) {
 	s.Helper()
 	known := s.knownIdentities()
@@ -106,14 +104,13 @@ func (s *soakRun) checkOwned(orphans map[string]bool) {
 	s.checkProcesses()
 }
 
-// identityPattern matches the identifiers of pods: container IDs, addresses, names of veths and ifb devices, and key hashes in element
-// comments and file names.
+// identityPattern matches container IDs, addresses, names of veths and ifb devices, and key hashes in element comments and file names.
 func identityPattern() *regexp.Regexp {
 	return regexp.MustCompile(`\b(veth[0-9a-f]{11}|bwp[0-9a-f]+)\b|comment "([0-9a-f]{16})\b|(?:bridge|portmap|bandwidth)-([0-9a-f]{16})\b` +
 		`|localhost/\S+/([0-9a-f]{16})\b|\b(soak-\d+-\d+)\b|\b(10\.9[12]\.0\.\d+|fd9[12]::[0-9a-f]*)(?:\b|$)`)
 }
 
-// knownIdentities returns the identifiers of all live pods and the addresses of the networks.
+// knownIdentities returns the identifiers of live pods and the networks' addresses.
 func (s *soakRun) knownIdentities() map[string]bool {
 	s.Helper()
 	known := map[string]bool{"soak-lan": true}
@@ -130,8 +127,8 @@ func (s *soakRun) knownIdentities() map[string]bool {
 	return known
 }
 
-// nodeInventory returns the node's links, routes and rules, and the files of the state folders with their contents. nodeInventory omits
-// host-local's list of released addresses, because host-local keeps this list on purpose.
+// nodeInventory returns the node's links, routes and rules, and the state files with their contents, except host-local's list of released
+// addresses, which stays on purpose.
 func (s *soakRun) nodeInventory() string {
 	s.Helper()
 	out := harness.Shell(s, "ip -o link; ip -o -6 route; ip -o -4 route; nft list ruleset; iptables-save; ip6tables-save")
@@ -155,7 +152,6 @@ func printable(r rune) rune {
 	return r
 }
 
-// statePaths returns the files below the state folders.
 func (s *soakRun) statePaths() (list []string) {
 	for _, dir := range harness.StateDirs() {
 		_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -168,14 +164,13 @@ func (s *soakRun) statePaths() (list []string) {
 	return list
 }
 
-// checkFiles checks that docs/dev/STATE.md lists every file in the state folders. Each live pod must have records and leases, and no other
-// pod may have a record or a lease.
+// checkFiles checks that docs/dev/STATE.md lists every state file, and that each live pod, but no other one, has records and leases.
 func (s *soakRun) checkFiles(known map[string]bool) {
 	s.Helper()
 	harmless := regexp.MustCompile(harness.Harmless + `|/\.masqueraded$|/\.gateway-[^/]+$|^/run/podlace/\.[a-z_]+$`)
 	found := map[string]bool{}
 	for _, path := range s.statePaths() {
-		// A killed verb can leave a temporary file. The next writer of the same file replaces the temporary file.
+		// A killed verb can leave a temporary file, which the file's next writer replaces.
 		name, temporary := strings.CutPrefix(filepath.Base(path), ".tmp-")
 		path := filepath.Join(filepath.Dir(path), name)
 		hash := name[strings.LastIndex(name, "-")+1:]
@@ -201,7 +196,7 @@ func (s *soakRun) checkFiles(known map[string]bool) {
 	}
 }
 
-// checkProcesses checks that no plugin of this node is running. checkProcesses recognises plugins of this node by their mount namespace.
+// checkProcesses checks that no plugin of this node is running. Plugins have its mount namespace.
 func (s *soakRun) checkProcesses() {
 	s.Helper()
 	here, err := os.Readlink("/proc/self/ns/mnt")
@@ -218,7 +213,7 @@ func (s *soakRun) checkProcesses() {
 	})
 }
 
-// checkLimits compares the qdiscs of each pod with its requested limits.
+// checkLimits compares the qdiscs of each pod with its limits.
 func (s *soakRun) checkLimits() {
 	s.Helper()
 	for _, a := range s.livePods() {
@@ -236,7 +231,7 @@ func (s *soakRun) count(fits func(*podSlot) bool) int {
 	return len(slices.DeleteFunc(s.livePods(), func(a *podSlot) bool { return !fits(a) }))
 }
 
-// checkElements checks that the nftables maps and sets for hostPorts have one element for each hostPort of each pod.
+// checkElements checks that the nftables maps and sets have one element for each hostPort of each pod.
 func (s *soakRun) checkElements() {
 	s.Helper()
 	want := 2 * s.count(func(a *podSlot) bool { return a.ports && a.network.backend == "nftables" }) // TCP and UDP

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// lossKinds returns the test steps in which another program or an administrator removes state of Podlace.
+// lossKinds are the steps in which another program or an administrator removes state of Podlace.
 func lossKinds() []stepKind {
 	return []stepKind{
 		{"flush of the ruleset", 2, func(s *soakRun) bool { s.flush(); return true }},
@@ -40,7 +40,6 @@ func (s *soakRun) flush() {
 	s.flushed = true
 }
 
-// stepDeleteTable deletes one of Podlace's tables.
 func (s *soakRun) stepDeleteTable() bool {
 	tables := slices.DeleteFunc(strings.Split(harness.Shell(s, "nft list tables"), "\n"), func(line string) bool {
 		return !strings.Contains(line, " podlace_")
@@ -56,7 +55,7 @@ func (s *soakRun) stepDeleteTable() bool {
 	return true
 }
 
-// stepFlushSet empties a map or a set. STATUS does not detect the empty map or set.
+// stepFlushSet empties a map or set, which STATUS does not notice.
 func (s *soakRun) stepFlushSet() bool {
 	sets := []string{"map inet podlace_hostport ports4", "map inet podlace_hostport ports6", "set inet podlace_hostport snat4"}
 	set := sets[s.random.IntN(len(sets))]
@@ -66,7 +65,7 @@ func (s *soakRun) stepFlushSet() bool {
 	return true
 }
 
-// stepDeleteElement deletes one hostPort of a pod. STATUS does not detect the missing hostPort.
+// stepDeleteElement deletes one hostPort of a pod, which STATUS does not notice.
 func (s *soakRun) stepDeleteElement() bool {
 	a := s.randomPod(func(a *podSlot) bool { return a.ports && a.network.backend == "nftables" })
 	if a == nil {
@@ -85,7 +84,6 @@ func (s *soakRun) stepFlushIPTables() bool {
 
 func limited(a *podSlot) bool { return a.limits.Ingress > 0 && a.limits.Egress > 0 }
 
-// stepDeleteQdisc deletes one of the two qdiscs of a pod's link.
 func (s *soakRun) stepDeleteQdisc() bool {
 	a := s.randomPod(limited)
 	if a == nil {
@@ -110,7 +108,6 @@ func (s *soakRun) stepDeleteIFB() bool {
 	return true
 }
 
-// stepLoseRecord removes or damages a record of a pod.
 func (s *soakRun) stepLoseRecord(lose func(path string) error) bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -128,7 +125,7 @@ func (s *soakRun) stepLoseRecord(lose func(path string) error) bool {
 
 func (s *soakRun) truncate(path string) error { return os.Truncate(path, int64(s.random.IntN(60))) }
 
-// stepLoseNotes deletes the marker files of a network. The next ADD writes the marker files again.
+// stepLoseNotes deletes a network's marker files, which the next ADD writes again.
 func (s *soakRun) stepLoseNotes() bool {
 	a := s.randomFree()
 	if a == nil {

@@ -23,7 +23,6 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type soakNetwork is one pod network of the node in TestSoak.
 type soakNetwork struct {
 	name, backend   string
 	conflist        []byte
@@ -43,7 +42,7 @@ func newSoakNetwork(t *testing.T, i int, backend string) *soakNetwork {
 	return n
 }
 
-// doVerb runs a verb of the chain. doVerb starts the programs of bin/, or uses exec if exec is not nil.
+// doVerb runs a verb of the chain, with exec or, if it is nil, with the programs of bin/.
 func (n *soakNetwork) doVerb(verb string, rt *libcni.RuntimeConf, exec invoke.Exec, valid ...types.GCAttachment) (types.Result, error) {
 	network, err := harness.OpenNetwork(n.conflist, n.cache, exec)
 	if err != nil {
@@ -52,14 +51,13 @@ func (n *soakNetwork) doVerb(verb string, rt *libcni.RuntimeConf, exec invoke.Ex
 	return network.Do(verb, rt, valid)
 }
 
-// The type podTraits contains the features that a pod requests: hostPorts and bandwidth limits.
+// podTraits are the hostPorts and limits that a pod requests.
 type podTraits struct {
 	ports  bool
 	limits harness.Rates
 }
 
-// The type podSlot is a place for one pod. When the pod of a slot ends, another pod can take the slot. The hostPort of a pod depends only
-// on the slot.
+// podSlot is a place for one pod at a time. The hostPort depends only on the slot.
 type podSlot struct {
 	slot, lives int
 	network     *soakNetwork
@@ -79,7 +77,7 @@ func (a *podSlot) key() attachments.Key {
 	return attachments.Key{Network: a.network.name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}
 }
 
-// podNames returns the strings that identify the pod on the node: its container ID, its link names, and the hash of its key.
+// podNames returns what identifies the pod on the node: its container ID, its link names, and the hash of its key.
 func (a *podSlot) podNames() []string {
 	key := a.key()
 	return []string{a.rt.ContainerID, key.HostVeth(), key.Hash(), "bwp" + key.ReferenceHash()[:12]}
@@ -89,7 +87,6 @@ func (a *podSlot) record(plugin string) string {
 	return filepath.Join("/run/podlace", a.network.name, plugin+"-"+a.key().Hash())
 }
 
-// recordPlugins returns the plugins that have a record of the pod.
 func (a *podSlot) recordPlugins() []string {
 	list := []string{"bridge"}
 	if a.ports {
@@ -101,12 +98,11 @@ func (a *podSlot) recordPlugins() []string {
 	return list
 }
 
-// livePods returns the attached pods.
 func (s *soakRun) livePods() []*podSlot {
 	return slices.DeleteFunc(slices.Clone(s.actors), func(a *podSlot) bool { return a.speaker == nil })
 }
 
-// randomPod chooses a random attached pod that the given function accepts; the result is nil if no such pod exists.
+// randomPod returns a random attached pod that fits, or nil.
 func (s *soakRun) randomPod(fits func(*podSlot) bool) *podSlot {
 	list := slices.DeleteFunc(s.livePods(), func(a *podSlot) bool { return fits != nil && !fits(a) })
 	if len(list) == 0 {
@@ -117,7 +113,7 @@ func (s *soakRun) randomPod(fits func(*podSlot) bool) *podSlot {
 	return a
 }
 
-// randomFree chooses a random empty slot and creates a pod in it; nil means that no slot is empty.
+// randomFree creates a pod in a random empty slot, or returns nil.
 func (s *soakRun) randomFree() *podSlot {
 	list := slices.DeleteFunc(slices.Clone(s.actors), func(a *podSlot) bool { return a.pod != nil })
 	if len(list) == 0 {
@@ -135,7 +131,6 @@ func (s *soakRun) drawTraits(a *podSlot) {
 	a.podTraits = podTraits{ports: s.random.IntN(4) > 0, limits: rates[s.random.IntN(len(rates))]}
 }
 
-// beginPod creates the next pod of a slot.
 func (s *soakRun) beginPod(a *podSlot) {
 	s.Helper()
 	s.lives++
@@ -183,14 +178,13 @@ func (s *soakRun) attached(a *podSlot, result types.Result) {
 	}
 }
 
-// delPod detaches the pod of a slot and removes the pod.
+// delPod detaches and removes the pod of a slot.
 func (s *soakRun) delPod(a *podSlot) {
 	s.Helper()
 	s.mustDel(a)
 	s.closePod(a)
 }
 
-// mustDel runs a DEL that must succeed.
 func (s *soakRun) mustDel(a *podSlot) {
 	s.Helper()
 	if _, err := a.network.doVerb("DEL", a.rt, nil); err != nil {
@@ -198,7 +192,7 @@ func (s *soakRun) mustDel(a *podSlot) {
 	}
 }
 
-// abandonPod removes the namespace of a pod that gets no DEL or whose DEL failed.
+// abandonPod removes the namespace of a pod whose DEL is missing or failed.
 func (s *soakRun) abandonPod(a *podSlot) {
 	s.Helper()
 	for _, word := range append(a.podNames(), a.ips...) {
@@ -207,7 +201,6 @@ func (s *soakRun) abandonPod(a *podSlot) {
 	s.closePod(a)
 }
 
-// closePod removes the namespace of a pod.
 func (s *soakRun) closePod(a *podSlot) {
 	s.Helper()
 	if a.pod == nil {
@@ -222,7 +215,7 @@ func (s *soakRun) closePod(a *podSlot) {
 	a.pod, a.speaker = nil, nil
 }
 
-// fillNode attaches pods, four in parallel, until the node has the required number.
+// fillNode attaches pods, four at a time, until the node has enough.
 func (s *soakRun) fillNode() {
 	s.Helper()
 	var list []*podSlot
@@ -236,7 +229,7 @@ func (s *soakRun) fillNode() {
 	s.forEachPod(list, s.addPod)
 }
 
-// forEachPod calls the function f for each given pod, for four pods in parallel.
+// forEachPod calls f for the pods, four at a time.
 func (s *soakRun) forEachPod(list []*podSlot, f func(*podSlot)) {
 	var wait sync.WaitGroup
 	tickets := make(chan struct{}, 4)
@@ -247,7 +240,7 @@ func (s *soakRun) forEachPod(list []*podSlot, f func(*podSlot)) {
 	wait.Wait()
 }
 
-// collectAll runs GC for each network. The list of valid attachments contains the live pods.
+// collectAll runs GC for each network, with the live pods as valid attachments.
 func (s *soakRun) collectAll() error {
 	var errs []error
 	for _, n := range s.networks {
@@ -263,7 +256,6 @@ func (s *soakRun) collectAll() error {
 	return errors.Join(errs...)
 }
 
-// runStatus runs STATUS of all networks.
 func (s *soakRun) runStatus() error {
 	var errs []error
 	for _, n := range s.networks {
@@ -273,7 +265,7 @@ func (s *soakRun) runStatus() error {
 	return errors.Join(errs...)
 }
 
-// runReload runs `podlace reload`. runReload ignores an error about truncated records, because the test truncates records on purpose.
+// runReload runs `podlace reload` and ignores errors about records that the test has truncated.
 func (s *soakRun) runReload() error {
 	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload").CombinedOutput()
 	if err != nil && strings.Contains(string(out), " cannot be read") && len(s.unreadableRecords()) > 0 {
@@ -285,7 +277,7 @@ func (s *soakRun) runReload() error {
 	return err
 }
 
-// unreadableRecords returns the paths of the truncated records.
+// unreadableRecords returns the paths of truncated records.
 func (s *soakRun) unreadableRecords() (paths []string) {
 	for _, a := range s.livePods() {
 		for _, plugin := range a.lost {

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// soakKinds returns the kinds of test steps of TestSoak: verbs, killed verbs, and commands that restore lost state.
+// soakKinds are the kinds of steps: verbs, killed verbs, and commands that restore lost state.
 func soakKinds() []stepKind {
 	return append([]stepKind{
 		{"ADD", 4, (*soakRun).stepAdd},
@@ -56,7 +56,7 @@ func (s *soakRun) stepAdd() bool {
 	return a != nil
 }
 
-// stepAddAgain runs ADD of a pod that is already attached. This ADD must fail and must not change the pod.
+// stepAddAgain runs ADD of an attached pod, which must fail and leave the pod as it is.
 func (s *soakRun) stepAddAgain() bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -73,7 +73,7 @@ func (s *soakRun) stepAddAgain() bool {
 	return true
 }
 
-// stepAddsAtOnce runs two parallel ADDs for each of several pods. For each pod, one ADD succeeds and the other ADD fails.
+// stepAddsAtOnce runs two parallel ADDs for each of several pods, of which one must succeed.
 func (s *soakRun) stepAddsAtOnce() bool {
 	var list []*podSlot
 	for range 3 {
@@ -131,7 +131,7 @@ func (s *soakRun) stepDelsAtOnce() bool {
 	return a != nil
 }
 
-// stepDelGone runs DEL for a pod whose namespace is gone. DEL gets either the old path of the namespace or no path.
+// stepDelGone runs DEL for a pod whose namespace is gone, with its old path or none.
 func (s *soakRun) stepDelGone() bool {
 	a := s.randomPod(nil)
 	if a != nil {
@@ -153,7 +153,7 @@ func (s *soakRun) stepDelUncached() bool {
 	return a != nil
 }
 
-// dropCache removes libcni's cached result of a pod, so that libcni sends DEL without prevResult.
+// dropCache removes libcni's cached result of a pod, so that DEL gets no prevResult.
 func (s *soakRun) dropCache(a *podSlot) {
 	s.Helper()
 	if err := ignoreMissing(os.Remove(filepath.Join(a.network.cache, "results", a.network.name+"-"+a.rt.ContainerID+"-eth0"))); err != nil {
@@ -161,8 +161,7 @@ func (s *soakRun) dropCache(a *podSlot) {
 	}
 }
 
-// stepDelBeforeEnd runs DEL while ADD still runs, as for a pod that is deleted during its start. After the ADD, stepDelBeforeEnd runs DEL
-// again.
+// stepDelBeforeEnd runs DEL during ADD, as for a pod that is deleted while it starts, and again after it.
 func (s *soakRun) stepDelBeforeEnd() bool {
 	a := s.randomFree()
 	if a == nil {
@@ -182,7 +181,7 @@ func (s *soakRun) stepDelBeforeEnd() bool {
 	return true
 }
 
-// stepNoDel ends a pod without a DEL. The state of the pod stays on the node until GC, or until an ADD that needs the pod's resources.
+// stepNoDel ends a pod without a DEL. Its state stays until GC, or until an ADD needs its resources.
 func (s *soakRun) stepNoDel() bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -203,7 +202,7 @@ func (s *soakRun) stepCheck() bool {
 	return a != nil
 }
 
-// checkPod runs CHECK of a pod. If the pod has lost no record, a failed CHECK fails the test. checkPod reports whether CHECK succeeded.
+// checkPod reports whether CHECK of a pod succeeds, which it must if the pod has lost no record.
 func (s *soakRun) checkPod(a *podSlot) bool {
 	s.Helper()
 	_, err := a.network.doVerb("CHECK", a.rt, nil)
@@ -216,8 +215,7 @@ func (s *soakRun) checkPod(a *podSlot) bool {
 	return err == nil
 }
 
-// stepRestore runs a command that restores lost state on the whole node. After the command, stepRestore checks two random pods that have
-// lost no record.
+// stepRestore restores lost state on the whole node, and checks two random pods that have lost no record.
 func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	if err := do(); err != nil {
 		s.Errorf("%s: %v", verb, err)
@@ -235,7 +233,7 @@ func (s *soakRun) stepRestore(verb string, do func() error) bool {
 	return true
 }
 
-// timedKill starts the plugins of a chain from bin/, and kills one plugin after it has run for a given time.
+// timedKill starts the plugins of a chain from bin/, and kills one after a given time.
 type timedKill struct {
 	invoke.DefaultExec
 	plugin  int // index in the chain
@@ -244,7 +242,7 @@ type timedKill struct {
 	killed  bool
 }
 
-// ExecPlugin starts one plugin for libcni.
+// ExecPlugin implements invoke.Exec.
 func (k *timedKill) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, path)
 	var stdout bytes.Buffer
@@ -266,17 +264,16 @@ func (k *timedKill) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	return nil, failed
 }
 
-// The type faultyRun describes a run of a chain in which one plugin is killed or fails.
+// faultyRun is a run of a chain in which one plugin is killed or fails.
 type faultyRun struct {
 	exec   invoke.Exec
 	killed func() bool
 }
 
-// momentsOf returns the approximate number of points at which a test can kill a verb of a pod with ports and limits (see package fault).
+// momentsOf returns about how many points for a kill a verb of a pod with ports and limits has (see package fault).
 func momentsOf(verb string) int { return map[string]int{"ADD": 75, "DEL": 25}[verb] }
 
-// atPoint returns a run of the chain in which a plugin is killed at a random change, or at a random point between two changes (see package
-// fault).
+// atPoint kills a plugin at a random change, or between two (see package fault).
 func (s *soakRun) atPoint(verb string) faultyRun {
 	policy := []string{"self", "root", "all"}[s.random.IntN(3)]
 	e := &faultExec{at: 1 + s.random.IntN(momentsOf(verb)), run: killCommand(policy, syscall.SIGKILL), dir: s.dir}
@@ -284,13 +281,13 @@ func (s *soakRun) atPoint(verb string) faultyRun {
 	return faultyRun{e, func() bool { return e.reached }}
 }
 
-// atRandomTime returns a run of the chain in which a plugin of bin/ is killed at a random time after its start.
+// atRandomTime kills a plugin of bin/ at a random time after its start.
 func (s *soakRun) atRandomTime() faultyRun {
 	k := &timedKill{plugin: s.random.IntN(3), after: time.Duration(s.random.IntN(25_000)) * time.Microsecond}
 	return faultyRun{k, func() bool { return k.killed }}
 }
 
-// runFaulty runs the verb with the given fault, and counts the run as killed if the fault occurred.
+// runFaulty runs the verb with the fault, and counts it as killed if the fault occurred.
 func (s *soakRun) runFaulty(m faultyRun, verb string, a *podSlot) {
 	s.Helper()
 	_, err := a.network.doVerb(verb, a.rt, m.exec)
@@ -301,8 +298,7 @@ func (s *soakRun) runFaulty(m faultyRun, verb string, a *podSlot) {
 	}
 }
 
-// stepKillAdd kills an ADD. After the kill, the emulated runtime sends DEL, or sends DEL and retries ADD, or never calls a plugin for the
-// pod again.
+// stepKillAdd kills an ADD. Then the runtime sends DEL, or DEL and another ADD, or nothing for this pod.
 func (s *soakRun) stepKillAdd(m faultyRun) bool {
 	a := s.randomFree()
 	if a == nil {
@@ -323,7 +319,7 @@ func (s *soakRun) stepKillAdd(m faultyRun) bool {
 	return true
 }
 
-// stepKillDel kills a DEL. After the kill, the emulated runtime retries DEL, or never calls a plugin for the pod again.
+// stepKillDel kills a DEL, which the runtime retries or not.
 func (s *soakRun) stepKillDel(m faultyRun) bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {
@@ -339,7 +335,7 @@ func (s *soakRun) stepKillDel(m faultyRun) bool {
 	return true
 }
 
-// stepKillRestore kills a verb while the verb restores flushed rules.
+// stepKillRestore kills a verb while it restores flushed rules.
 func (s *soakRun) stepKillRestore(verb string) bool {
 	s.flush()
 	at := 1 + s.random.IntN(12)

@@ -22,10 +22,9 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// tailSteps is the number of last test steps that TestSoak prints if it fails.
+// tailSteps is how many of the last steps a failed TestSoak prints.
 const tailSteps = 15
 
-// soakFlags declares the flags of TestSoak.
 func soakFlags() {
 	flag.Uint64("seed", 1, "TestSoak: seed of all random decisions")
 	flag.Int("steps", 0, "TestSoak: stop after this many steps")
@@ -36,17 +35,15 @@ func soakFlags() {
 
 func flagOf[T any](name string) T { return flag.Lookup(name).Value.(flag.Getter).Get().(T) }
 
-// The type stepKind describes one kind of test step, such as "ADD again". In each round, a test performs each kind of test step a fixed
-// number of times. The function do() performs the step, and returns false if no pod was suitable for it.
+// stepKind is a kind of step, such as "ADD again", of which each round has a fixed number. do returns false if no pod was suitable.
 type stepKind struct {
 	name  string
 	times int
 	do    func(*soakRun) bool
 }
 
-// The type soakRun is a node with the pods of two networks. The flag -seed determines the order of the test steps. The random decisions in
-// a test step depend only on the seed and on the number of the step. The decisions do not depend on how long earlier steps took. TestSoak
-// is therefore reproducible.
+// soakRun is a node with the pods of two networks. The order of steps depends on -seed, and the random decisions in a step on the seed and
+// the step's number, not on how long earlier ones took. TestSoak is therefore reproducible.
 type soakRun struct {
 	*testing.T
 	seed     uint64
@@ -73,10 +70,9 @@ type soakRun struct {
 	remade  int               // number of pods whose CHECK failed after the loss of a record
 }
 
-// TestSoak runs pods with IPv4 and IPv6, antiSpoof, bandwidth limits and hostPorts. One network uses the nftables backend, and another
-// network uses the iptables backend. In random order, TestSoak runs and kills verbs, flushes rules, and deletes records. At every audit,
-// all of Podlace's state on the node must belong to a live pod, and the traffic, hostPorts and limits of every live pod must work. At the
-// end, the node must be in the same state as before the first pod.
+// TestSoak runs pods with IPv4 and IPv6, antiSpoof, limits and hostPorts in a network with nftables and one with iptables. In random order,
+// it runs and kills verbs, flushes rules, and deletes records. At every audit, all of Podlace's state belongs to a live pod, whose traffic,
+// hostPorts and limits work. At the end, the node is as before the first pod.
 func TestSoak(t *testing.T) {
 	steps, pods, audits := flagOf[int]("steps"), flagOf[int]("pods"), flagOf[int]("audit")
 	if steps < 0 || pods < 1 || pods > 240 || audits < 1 {
@@ -137,7 +133,7 @@ func newSoak(t *testing.T, seed uint64, pods int) *soakRun {
 	return s
 }
 
-// warmUp attaches and detaches one pod of each network, to create the state that all pods of a network share.
+// warmUp attaches and detaches one pod of each network, which creates the state that its pods share.
 func (s *soakRun) warmUp() {
 	s.Helper()
 	for i := range s.networks {
@@ -149,7 +145,7 @@ func (s *soakRun) warmUp() {
 	s.lives -= len(s.networks)
 }
 
-// replayCommand returns the shell command that repeats the test with the same steps.
+// replayCommand returns the command that repeats the same steps.
 func (s *soakRun) replayCommand() string {
 	if s.again != "" {
 		return s.again
@@ -157,13 +153,12 @@ func (s *soakRun) replayCommand() string {
 	return fmt.Sprintf("run the same steps again: make soak ARGS='-seed %d -steps %d -pods %d -audit %d'", s.seed, s.step, s.pods, s.audits)
 }
 
-// setRandom replaces the random source of the test. The new random source depends only on the seed and on the two arguments.
+// setRandom sets a random source that depends only on the seed and the arguments.
 func (s *soakRun) setRandom(stream, number int) {
 	s.random = rand.New(rand.NewPCG(s.seed, uint64(stream)<<32|uint64(number)))
 }
 
-// runRound fills the node with pods, and performs all kinds of test steps in a random order. If the argument `limit` is not 0, runRound
-// stops after the step with this number.
+// runRound fills the node and performs all kinds of steps in random order, up to step number limit if it is not 0.
 func (s *soakRun) runRound(number int, kinds []stepKind, limit int) {
 	s.Helper()
 	s.setRandom(1, number)
@@ -197,10 +192,9 @@ func (s *soakRun) runRound(number int, kinds []stepKind, limit int) {
 	}
 }
 
-// addTitle adds a text to the title of the current test step.
 func (s *soakRun) addTitle(format string, args ...any) { s.title += " " + fmt.Sprintf(format, args...) }
 
-// endSoak removes all pods, and checks that the node is in the same state as before the first pod.
+// endSoak removes all pods and checks that the node is as before the first.
 func (s *soakRun) endSoak(before *harness.Oracle) {
 	s.Helper()
 	s.setRandom(3, 0)
@@ -215,8 +209,7 @@ func (s *soakRun) endSoak(before *harness.Oracle) {
 	before.Clean(s, "the end of all pods")
 }
 
-// printCounts prints how often each kind of test step was performed. If the argument `all` is true, printCounts fails the test unless each
-// kind was performed.
+// printCounts prints how often each kind of step was performed. With all, each must have been.
 func (s *soakRun) printCounts(kinds []stepKind, all bool) {
 	s.Helper()
 	var counts []string

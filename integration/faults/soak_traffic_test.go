@@ -12,11 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// probeAttempts is the maximum number of connection attempts in a traffic check. One attempt is not enough, because a machine under load
-// may lose a packet.
+// probeAttempts is how often a traffic check connects, because a machine under load may lose a packet.
 const probeAttempts = 3
 
-// checkServer checks that a client gets the expected server name.
 func (s *soakRun) checkServer(from *sandbox.Pod, protocol, address, port, want string) {
 	s.Helper()
 	var got string
@@ -31,7 +29,7 @@ func (s *soakRun) checkServer(from *sandbox.Pod, protocol, address, port, want s
 	}
 }
 
-// checkTraffic checks all permitted traffic of a pod, except the traffic to pods on the same bridge.
+// checkTraffic checks all permitted traffic of a pod, except to pods on the same bridge.
 func (s *soakRun) checkTraffic(a *podSlot) {
 	s.Helper()
 	outside := [2]string{harness.LANV4, harness.LANV6}
@@ -58,8 +56,8 @@ func (s *soakRun) checkTraffic(a *podSlot) {
 	}
 }
 
-// podElsewhere returns a pod of the other network, or nil if no pod is suitable. The node routes the traffic between the two networks, so
-// the pods need no neighbour entry for each other.
+// podElsewhere returns a pod of the other network, or nil. The node routes between the two, so the pods need no neighbour entry for each
+// other.
 func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	var list []*podSlot
 	for _, other := range s.livePods() {
@@ -73,8 +71,8 @@ func (s *soakRun) podElsewhere(a *podSlot) *podSlot {
 	return list[a.slot%len(list)]
 }
 
-// checkNeighbours checks the traffic between some pods of one bridge. checkNeighbours does not check every pair of pods, because all
-// network namespaces of a machine share one neighbour table of 1,024 entries.
+// checkNeighbours checks traffic between some pods of one bridge. All pairs would be too many, because all namespaces of a machine share a
+// neighbour table of 1,024 entries.
 func (s *soakRun) checkNeighbours() {
 	s.Helper()
 	live := s.livePods()
@@ -89,7 +87,7 @@ func (s *soakRun) checkNeighbours() {
 	}
 }
 
-// measureLimits checks by measurement that a pod's limits are effective.
+// measureLimits measures whether a pod's limits are effective.
 func (s *soakRun) measureLimits() {
 	s.Helper()
 	a := s.randomPod(limited)

@@ -20,14 +20,14 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// sweepBudget is the maximum duration of TestSweepAdd or TestSweepDel without FAULTS=all.
+// sweepBudget is how long TestSweepAdd or TestSweepDel may take without FAULTS=all.
 const sweepBudget = 3 * time.Second
 
-// victimID is the container ID of the pod whose ADD or DEL is killed.
+// victimID is the container whose ADD or DEL is killed.
 const victimID = "sweep-victim"
 
-// The type killSweep kills a running chain at every change and between the changes, or at a sample of these points. After each kill,
-// killSweep calls the plugins as a runtime would.
+// killSweep kills a running chain at every change and between them, or at a sample of these points, and then calls the plugins as a runtime
+// would.
 type killSweep struct {
 	*harness.Network // the chain, without kills
 	conflist         []byte
@@ -43,7 +43,7 @@ type killSweep struct {
 	harness.Tally
 }
 
-// The type killCase is one test case: the verb, the point of the kill, the killed process, and the runtime's reaction to the kill.
+// killCase is one case: verb, point, killed process, and the runtime's reaction.
 type killCase struct {
 	verb   string
 	at     int
@@ -51,7 +51,7 @@ type killCase struct {
 	then   string
 }
 
-// Each constant "then…" is the first call of a runtime after a kill.
+// The first call of a runtime after a kill.
 const (
 	thenDel     = "DEL"
 	thenEmptied = "DEL with empty netns"
@@ -59,8 +59,7 @@ const (
 	thenAdd     = "ADD again"
 )
 
-// TestSweepAdd and TestSweepDel run only a sample of their test cases, so that they are short enough for every test run. With FAULTS=all,
-// these two tests run every test case.
+// Without FAULTS=all, TestSweepAdd and TestSweepDel run a sample that is short enough for every test run.
 func TestSweepAdd(t *testing.T) { sweepBoth(t, "ADD", "F-01 SIGKILL at each change of ADD") }
 
 func TestSweepDel(t *testing.T) { sweepBoth(t, "DEL", "F-02 SIGKILL at each change of DEL") }
@@ -89,8 +88,8 @@ func newSweep(t *testing.T, backend string) *killSweep {
 	return s
 }
 
-// settleNode makes the state of the pod that stays attached in all test cases look old, because GC ignores state that is less than one
-// second old. settleNode also creates the state that the first pod with a port shares with later pods.
+// settleNode makes the state of the pod that stays attached look old, because GC ignores what is less than a second old, and creates the
+// state that pods with a port share.
 func (s *killSweep) settleNode(t *testing.T) {
 	t.Helper()
 	if err := kerneltest.Age(harness.StateDirs()...); err != nil {
@@ -104,7 +103,7 @@ func (s *killSweep) settleNode(t *testing.T) {
 	}
 }
 
-// runKilled runs the verb of the chain, and kills the process that the test case selects.
+// runKilled runs the verb and kills the case's process.
 func (s *killSweep) runKilled(k killCase) (*faultExec, error) {
 	e := &faultExec{at: k.at, run: killCommand(k.policy, syscall.SIGKILL), dir: s.dir}
 	n, err := harness.OpenNetwork(s.conflist, s.cacheDir, e)
@@ -124,8 +123,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	cases := casesOf(verb, points)
 	stride := 1
 	if !harness.Exhaustive() {
-		// In the list of test cases, the runtime's reactions repeat every 3 or 4 cases. The test runs only every nth case, where n is the
-		// variable `stride`. If the stride is not divisible by 2 or 3, the sample contains each reaction.
+		// The reactions repeat every 3 or 4 cases, of which only every nth runs. A stride that neither 2 nor 3 divides has each reaction in the
+		// sample.
 		for stride = int(cost*time.Duration(len(cases))/sweepBudget) + 1; stride%3 == 0 || stride%2 == 0; {
 			stride++
 		}
@@ -143,8 +142,8 @@ func (s *killSweep) sweep(t *testing.T, verb string) {
 	}
 }
 
-// measureVerb runs one ADD and one DEL without a kill. measureVerb returns the number of points at which a test can kill the verb, and the
-// estimated duration of one test case. One test case takes about twice as long as this ADD and DEL together.
+// measureVerb runs ADD and DEL without a kill. It returns the number of points of the verb, and the estimated duration of a case, which is
+// twice that of ADD and DEL.
 func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) {
 	t.Helper()
 	points := 0
@@ -171,8 +170,7 @@ func (s *killSweep) measureVerb(t *testing.T, verb string) (int, time.Duration) 
 	return points, 2 * time.Since(start)
 }
 
-// casesOf returns one test case for each pair of a point for the kill and a reaction of the runtime. Consecutive test cases kill different
-// processes.
+// casesOf returns a case for each point and reaction. Consecutive ones kill different processes.
 func casesOf(verb string, points int) []killCase {
 	policies := []string{"self", "root", "all"}
 	follow := []string{thenDel, thenEmptied, thenCollect}
@@ -188,8 +186,8 @@ func casesOf(verb string, points int) []killCase {
 	return cases
 }
 
-// runCase kills the verb, calls the plugins as the runtime does after the kill, and looks for leaked state. A later ADD and DEL of the same
-// container must work.
+// runCase kills the verb, calls the plugins as the runtime then does, and looks for leaked state. ADD and DEL of the container must work
+// again.
 func (s *killSweep) runCase(t *testing.T, k killCase) {
 	t.Helper()
 	where, err := s.tryOne(k)
@@ -240,7 +238,6 @@ func (s *killSweep) tryOne(k killCase) (where string, err error) {
 	return e.where, err
 }
 
-// followUp calls the plugins as a runtime does after the kill.
 func (s *killSweep) followUp(k killCase, pod *sandbox.Pod, rt *libcni.RuntimeConf) error {
 	switch k.then {
 	case thenAdd:
@@ -281,8 +278,7 @@ func (s *killSweep) collectOthers(alive ...string) error {
 	return err
 }
 
-// addAgain retries ADD without a DEL. This second ADD may fail if the record of the bridge plugin shows that the bridge plugin had finished
-// before the kill. In all other cases, the second ADD must succeed.
+// addAgain retries ADD without a DEL. It must succeed, unless bridge's record shows that bridge had finished before the kill.
 func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 	records, err := attachments.RecordsOf(attachments.Key{Network: "chain", ContainerID: rt.ContainerID, IfName: rt.IfName}, "bridge")
 	if err != nil {
@@ -311,7 +307,6 @@ func (s *killSweep) addAgain(rt *libcni.RuntimeConf) error {
 	return fmt.Errorf("ADD again: %w", err)
 }
 
-// attachAgain attaches and detaches the same container once more.
 func (s *killSweep) attachAgain() error {
 	pod, err := sandbox.NewPod(victimID)
 	if err != nil {

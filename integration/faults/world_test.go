@@ -21,10 +21,10 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type pluginChain is a list of plugins. Each plugin gets the result of the previous plugin.
+// pluginChain is a list of plugins, each of which gets the result of the one before.
 type pluginChain []chainStep
 
-// fullChain returns the chain of a usual node with the given backend.
+// fullChain returns the chain of a usual node.
 func fullChain(backend string) pluginChain {
 	common := object{"cniVersion": "1.1.0", "name": "fault-" + backend}
 	return pluginChain{
@@ -39,7 +39,7 @@ func fullChain(backend string) pluginChain {
 	}
 }
 
-// singleChains returns chains that consist of only one plugin. host-local gets the configuration that a main plugin would pass.
+// singleChains returns chains of one plugin. host-local gets the configuration that a main plugin would pass.
 func singleChains() map[string]pluginChain {
 	common := object{"cniVersion": "1.1.0", "name": "alone"}
 	return map[string]pluginChain{
@@ -59,7 +59,7 @@ func singleChains() map[string]pluginChain {
 	}
 }
 
-// The type faultWorld contains a test's chain and a pod. On the node, the chain has already run for another pod.
+// faultWorld is a chain with a pod. It has already run for another pod of the node.
 type faultWorld struct {
 	*testing.T
 	chain pluginChain
@@ -69,8 +69,8 @@ type faultWorld struct {
 	base  *snapshot.Snapshot // snapshot before the pod's first ADD
 }
 
-// newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. If the chain has no main plugin,
-// newWorld calls connectPod() for each pod, which connects the pod as a main plugin does.
+// newWorld first runs the whole chain for another pod, so that the shared bridge and tables exist. Without a main plugin, connectPod takes
+// its place.
 func newWorld(t *testing.T, c pluginChain) faultWorld {
 	t.Helper()
 	if c[0].plugin == "sriov" { // without the kubelet's folder, STATUS logs a warning and records that it has done so
@@ -91,15 +91,14 @@ func newWorld(t *testing.T, c pluginChain) faultWorld {
 	first.addChain(len(c))
 	first.delChain(len(c))
 	w.opt = snapshot.Options{Pods: []*sandbox.Pod{w.pod}, Dirs: harness.StateDirs(),
-		// The comparison ignores files that stay: hints, and the empty lock file that the first GC creates. It also ignores the address of lo,
-		// because the kernel adds this address when a program first sets lo up.
+		// Hints stay, as does the empty lock file of the first GC, and the address that the kernel gives lo when a program first sets it up.
 		Ignore: regexp.MustCompile(`^host: file (.*/(last_reserved_ip\.\d+|podlace_boot)|/run/podlace/\.guards\.lock)$` +
 			`|: address 127\.0\.0\.1/8 dev lo$`)}
 	w.base = w.take()
 	return w
 }
 
-// connectPod gives a pod a veth pair with an address, as the ptp plugin does, and returns the result.
+// connectPod gives a pod a veth pair with an address, as ptp does, and returns the result.
 func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 	t.Helper()
 	netns, err := os.Open(pod.Path)
@@ -134,8 +133,7 @@ func connectPod(t *testing.T, pod *sandbox.Pod, n int) []byte {
 			t.Fatal(err)
 		}
 	}
-	// portmap sets this sysctl, and leaves its removal to the main plugin, which deletes the link. No main plugin runs here, so the test sets
-	// the sysctl in advance.
+	// portmap sets this sysctl and leaves it to the main plugin, which deletes the link. Without one, it must be set beforehand.
 	if err := host.Set(kernel.Sysctl{Path: "ipv4/conf/" + name + "/route_localnet", Value: "1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -152,19 +150,19 @@ func (w faultWorld) take() *snapshot.Snapshot {
 	return s
 }
 
-// inSubtest returns a copy of the faultWorld that reports failures to the given subtest.
+// inSubtest returns a copy that reports failures to the subtest.
 func (w faultWorld) inSubtest(t *testing.T) faultWorld {
 	w.T = t
 	return w
 }
 
-// checkSame fails the test unless the state of the node equals the given snapshot.
+// checkSame fails the test unless the node is as in the snapshot.
 func (w faultWorld) checkSame(before *snapshot.Snapshot) {
 	w.Helper()
 	kerneltest.NoLeak(w.T, before, w.opt)
 }
 
-// callOf returns the pluginCall for the plugin with the index i in the chain.
+// callOf returns a call of plugin i of the chain.
 func (w faultWorld) callOf(i int, verb string, prev []byte) pluginCall {
 	return pluginCall{chainStep: w.chain[i], verb: verb, pod: w.pod, prev: prev}
 }
@@ -179,7 +177,6 @@ func (w faultWorld) addChain(n int) (prev []byte) {
 	return prev
 }
 
-// delChain runs DEL of the first n plugins in reverse order.
 func (w faultWorld) delChain(n int) {
 	w.Helper()
 	for i := n - 1; i >= 0; i-- {
@@ -200,7 +197,7 @@ func forEachChain(t *testing.T, test func(faultWorld)) {
 	forEachShortChain(t, test)
 }
 
-// forEachShortChain runs a test with a chain of portmap and bandwidth behind a main plugin of another project, and with each plugin alone.
+// forEachShortChain runs a test with portmap and bandwidth behind another project's main plugin, and with each alone.
 func forEachShortChain(t *testing.T, test func(faultWorld)) {
 	foreign := fullChain("nftables")[1:]
 	t.Run("foreign", func(t *testing.T) { test(newWorld(t, foreign)) })

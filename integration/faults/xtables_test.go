@@ -19,16 +19,15 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestXTables: the node has iptables-legacy and iptables-nft, and other programs use iptables at the same time. After the first access, the
-// legacy tables stay loaded in the network namespace.
+// TestXTables: the node has iptables-legacy and iptables-nft, which other programs use at the same time. Once accessed, the legacy tables
+// stay loaded in the network namespace.
 func TestXTables(t *testing.T) {
 	t.Run("F-20 iptables and backend changed between ADD and DEL", testFlavours)
 	t.Run("F-22 xtables lock held, iptables-legacy", testXTablesLock)
 	t.Run("F-22 xtables lock held, iptables-nft", testXTablesLockNFT)
 }
 
-// switchIPTables returns a function that selects iptables-legacy or iptables-nft in this test's mount namespace, as update-alternatives(1)
-// does.
+// switchIPTables returns a function that selects iptables-legacy or iptables-nft in this mount namespace, as update-alternatives(1) does.
 func switchIPTables(t *testing.T) (choose func(flavour string)) {
 	t.Helper()
 	harness.Program(t, "iptables-legacy")
@@ -56,7 +55,7 @@ func switchIPTables(t *testing.T) (choose func(flavour string)) {
 	}
 }
 
-// testFlavours changes the iptables program and the backend between ADD and DEL. Nothing remains after DEL.
+// testFlavours changes the iptables program and the backend between ADD and DEL, which leaves nothing.
 func testFlavours(t *testing.T) {
 	choose := switchIPTables(t)
 	s := newSweep(t, "nftables")
@@ -75,7 +74,7 @@ func testFlavours(t *testing.T) {
 		n.Must(t, "ADD", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 		n.Must(t, "DEL", harness.Attachment(pod, pod.Name, harness.Capabilities()))
 	}
-	// Networks without pods still have rules, and `podlace reload` removes these rules.
+	// Networks without pods still have rules, which `podlace reload` removes.
 	if err := doMeanwhile(t, nft.Network, "reload"); err != nil {
 		t.Fatal(err)
 	}
@@ -106,8 +105,7 @@ func testFlavours(t *testing.T) {
 	s.Report(t)
 }
 
-// doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod. The tests call doMeanwhile between ADD and DEL of a pod,
-// because all these commands may write the rules of all pods again.
+// doMeanwhile runs STATUS, `podlace reload`, or ADD and DEL of another pod, all of which may write the rules of all pods again.
 func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 	t.Helper()
 	switch what {
@@ -130,7 +128,7 @@ func doMeanwhile(t *testing.T, n *harness.Network, what string) error {
 // xtablesLock is the lock file of iptables-legacy.
 const xtablesLock = "/run/xtables.lock"
 
-// onlyPortmap returns a killSweep for a chain in which portmap is the only plugin that uses iptables.
+// onlyPortmap returns a killSweep in whose chain only portmap uses iptables.
 func onlyPortmap(t *testing.T) *killSweep {
 	t.Helper()
 	s := newSweep(t, "nftables")
@@ -143,9 +141,8 @@ func onlyPortmap(t *testing.T) *killSweep {
 	return s
 }
 
-// testXTablesLock runs verbs while another program holds the xtables lock. While the lock is held, ADD and DEL wait for a limited time and
-// then return code 11 (try again later). The failed ADD leaves no state. A DEL after the failed ADD therefore needs no lock and does not
-// wait.
+// testXTablesLock runs verbs while another program holds the xtables lock. ADD and DEL wait for a limited time and return code 11 (try
+// again later). The failed ADD leaves no state, so its DEL needs no lock and does not wait.
 func testXTablesLock(t *testing.T) {
 	choose := switchIPTables(t)
 	choose("legacy")
@@ -176,8 +173,7 @@ func testXTablesLock(t *testing.T) {
 	s.Report(t)
 }
 
-// testXTablesLockNFT runs verbs while another program holds the xtables lock. All verbs succeed, because iptables-nft never takes the
-// xtables lock.
+// testXTablesLockNFT: all verbs succeed while another program holds the xtables lock, because iptables-nft never takes it.
 func testXTablesLockNFT(t *testing.T) {
 	switchIPTables(t)("nft")
 	s := onlyPortmap(t)

@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Alone is a pod with a veth pair but without a main plugin. Tests use Alone to call the bandwidth plugin without a chain. DEL of the
-// bandwidth plugin never deletes the veth pair.
+// Alone is a pod with a veth pair but no main plugin, for calls of bandwidth without a chain. DEL of bandwidth never deletes the pair.
 type Alone struct {
 	Pod          *sandbox.Pod
 	ifname, link string // interfaces of the pod side and the host side
@@ -24,7 +23,7 @@ type Alone struct {
 // Rates are limits in Mbit/s. Ingress is traffic that the pod receives. 0 means no limit.
 type Rates struct{ Ingress, Egress int }
 
-// NewAlone creates a pod and connects the pod to the node by a veth pair.
+// NewAlone connects a new pod to the node by a veth pair.
 func NewAlone(t *testing.T) *Alone {
 	t.Helper()
 	Need(t, "bandwidth")
@@ -34,7 +33,7 @@ func NewAlone(t *testing.T) *Alone {
 	return a
 }
 
-// Second returns a second connection of the same pod: another veth pair between the pod and the node.
+// Second returns another veth pair between the same pod and the node.
 func (a *Alone) Second(t *testing.T) *Alone {
 	t.Helper()
 	b := &Alone{Pod: a.Pod, ifname: "net1", link: "alone1", Node: "10.75.1.1", InPod: "10.75.1.2"}
@@ -51,7 +50,7 @@ func (a *Alone) connect(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", a.link).Run() })
 }
 
-// Call returns a call of the bandwidth plugin, with the limits in the format that containerd uses.
+// Call returns a call of bandwidth, with the limits as containerd passes them.
 func (a *Alone) Call(verb string, r Rates) Call {
 	limits := map[string]any{}
 	for direction, rate := range map[string]int{"ingress": r.Ingress, "egress": r.Egress} {
@@ -89,9 +88,8 @@ func (a *Alone) InEffect() (Rates, error) {
 	return r, err
 }
 
-// LimitsOf returns the limits that the kernel applies to a link, and the name of the ifb device. The ingress limit of the pod is the rate
-// of the token bucket on the link. The egress limit of the pod is the rate of the token bucket on the ifb device to which the link's
-// ingress traffic is redirected.
+// LimitsOf returns the limits of a link and the name of its ifb device. The pod's ingress limit is the rate of the link's token bucket, its
+// egress limit that of the ifb device to which the link's ingress is redirected.
 func LimitsOf(name string) (r Rates, device string, err error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -123,7 +121,7 @@ func LimitsOf(name string) (r Rates, device string, err error) {
 	return r, device, nil
 }
 
-// bucketRate returns the rate of a link's token bucket in Mbit/s, or 0 if the link has no token bucket.
+// bucketRate returns the rate of a link's token bucket in Mbit/s, or 0 without one.
 func bucketRate(link netlink.Link) (int, error) {
 	qdiscs, err := netlink.QdiscList(link)
 	for _, q := range qdiscs {
@@ -145,8 +143,8 @@ func (a *Alone) Passes() error {
 	return errors.Join(errs...)
 }
 
-// Warm runs ADD and DEL of the bandwidth plugin to create the state that all pods share, and fills the neighbour tables. After Warm, the
-// link has no limit.
+// Warm runs ADD and DEL of bandwidth, which creates the state that all pods share, and fills the neighbour tables. The link then has no
+// limit.
 func (a *Alone) Warm(t testing.TB) {
 	t.Helper()
 	qdiscs := func() int {
@@ -182,7 +180,7 @@ func (a *Alone) Wants(t testing.TB, want Rates, after string) {
 	}
 }
 
-// Must runs a verb of the plugin bandwidth, and fails the test if the plugin fails.
+// Must runs a verb of bandwidth, which must succeed.
 func (a *Alone) Must(t testing.TB, verb string, r Rates) {
 	t.Helper()
 	if err := a.Call(verb, r).Do(); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Named returns the arguments that a runtime passes to libcni for a pod. The container ID in these arguments is the pod's name.
+// Named is Attachment with the pod's name as container ID and as K8S_POD_NAME.
 func Named(pod *sandbox.Pod, caps map[string]any) *libcni.RuntimeConf {
 	rt := Attachment(pod, pod.Name, caps)
 	for i, arg := range rt.Args {
@@ -29,8 +29,7 @@ func HostPort() map[string]any {
 	return Mappings(Port(8080, 80, "tcp"))
 }
 
-// ChainOf returns a conflist with bridge, host-local and masquerade. The conflist also contains portmap and bandwidth if the tested folder
-// contains these plugins.
+// ChainOf returns a conflist with bridge, host-local and masquerade, and with portmap and bandwidth if the tested folder has them.
 func ChainOf(t testing.TB, version, backend string) []byte {
 	t.Helper()
 	Need(t, "bridge", "host-local")
@@ -59,7 +58,7 @@ func hasChained(t testing.TB, plugin string) bool {
 	return false
 }
 
-// Capabilities returns the capabilities that containerd sends for a pod with one hostPort and two limits.
+// Capabilities returns what containerd sends for a pod with one hostPort and two limits.
 func Capabilities() map[string]any {
 	return map[string]any{
 		"portMappings": []any{Object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -92,8 +91,7 @@ func Addresses(t testing.TB, result Object) []string {
 	return list
 }
 
-// ChainTraffic tests connections between the pods. ChainTraffic also tests connections to the hostPort from another pod, from the node and
-// from the pod itself.
+// ChainTraffic tests connections between the pods, and to the hostPort from another pod, the node and the pod itself.
 func ChainTraffic(t *testing.T, web, client *sandbox.Pod, addresses []string) {
 	t.Helper()
 	server, err := Serve(web, 80)

@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Each constant "Code…" is an error code of the CNI specification (section "Error") or of docs/dev/ARCHITECTURE.md.
+// Error codes of the CNI specification (section "Error") or of docs/dev/ARCHITECTURE.md.
 const (
 	CodeVersion   = 1
 	CodeEnv       = 4
@@ -37,8 +37,8 @@ func AllVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// Coded returns nil if there is no error, or if the error is a valid error document of a plugin. Coded returns an error in all other cases.
-// For example, an error document with the code of an internal defect is not valid.
+// Coded returns nil without an error or for a valid error document of a plugin. A document with the code of an internal defect, for
+// example, is not valid.
 func Coded(err error) error {
 	var doc *types.Error
 	if err == nil || errors.As(err, &doc) && doc.Code != 0 && doc.Code != 999 && doc.Msg != "" && !strings.Contains(doc.Msg, "goroutine ") {

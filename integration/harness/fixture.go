@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Fixture is a host with two pods. Tests must not change the pod in the field Attached. The pod in the field Fresh has no network yet. The
-// name of a pod is also its container ID. Each test uses different pod names, so that no test depends on leftovers of another test.
+// Fixture is a host with two pods, whose names are also their container IDs: Attached, which tests must not change, and Fresh, which has no
+// network yet. Names differ between tests, so that none depends on another's leftovers.
 type Fixture struct {
 	Attached *sandbox.Pod
 	Fresh    *sandbox.Pod
@@ -22,8 +22,8 @@ type Fixture struct {
 	Prev     json.RawMessage // the bridge's result for chainPod
 }
 
-// NewFixture attaches the first pod of a Fixture. NewFixture also creates the state that all pods share. Then NewFixture takes the snapshot
-// to which later states are compared.
+// NewFixture attaches the first pod, which creates the state that all pods share, and takes the snapshot to which later states are
+// compared.
 func NewFixture(t *testing.T, plugin string) *Fixture {
 	t.Helper()
 	Need(t, "bridge", "host-local", plugin)
@@ -51,7 +51,7 @@ func BridgeConf() Object {
 	}
 }
 
-// Conf returns a valid configuration of a plugin. The configuration of a chained plugin contains the bridge plugin's result as prevResult.
+// Conf returns a valid configuration of a plugin, for a chained one with the result of bridge as prevResult.
 func (f *Fixture) Conf(plugin string) Object {
 	switch plugin {
 	case "bridge":
@@ -79,11 +79,11 @@ func Port(host, container, protocol any) map[string]any {
 	return map[string]any{"hostPort": host, "containerPort": container, "protocol": protocol}
 }
 
-// Chained reports whether a plugin runs in a chain after the bridge plugin.
+// Chained reports whether a plugin runs after bridge.
 func Chained(plugin string) bool { return plugin == "portmap" || plugin == "bandwidth" }
 
-// Life calls the function do(), which runs ADD and DEL of a plugin for the pod f.Fresh. For a chained plugin, Life also runs ADD of the
-// bridge plugin before do(), and DEL of the bridge plugin after do(). Only both DELs together remove all state.
+// Life calls do, which runs ADD and DEL of a plugin for f.Fresh. For a chained plugin, ADD and DEL of bridge surround it. Only both DELs
+// together remove all state.
 func (f *Fixture) Life(t *testing.T, plugin string, do func()) {
 	t.Helper()
 	if !Chained(plugin) {
@@ -115,7 +115,7 @@ func (f *Fixture) Good(verb, plugin string) Call {
 	return NewCall(verb, plugin, f.Fresh, f.Fresh.Name, conf)
 }
 
-// Config returns a copy of the plugin call with another configuration.
+// Config returns a copy of the call with another configuration.
 func (c Call) Config(conf any) Call {
 	c.Stdin = Encode(conf)
 	return c

@@ -29,8 +29,7 @@ func inForm(conflist []byte) []byte {
 	return conflist
 }
 
-// AsPod returns a conflist in which podlace-pod replaces the entries of bridge, portmap and bandwidth. A conflist that does not begin with
-// bridge stays as it is.
+// AsPod returns a conflist in which podlace-pod replaces bridge, portmap and bandwidth. One that does not begin with bridge stays.
 func AsPod(conflist []byte) []byte {
 	whole, list := Object{}, struct{ Plugins []Object }{}
 	if json.Unmarshal(conflist, &list) != nil || json.Unmarshal(conflist, &whole) != nil || len(list.Plugins) == 0 ||

@@ -18,7 +18,7 @@ import (
 // frameType is an EtherType that is reserved for experiments (IEEE 802).
 const frameType = 0x88b5
 
-// SendFrame sends an Ethernet broadcast from one pod and waits for it in another pod. The broadcast needs a working link and no address.
+// SendFrame sends an Ethernet broadcast from one pod and waits for it in another, which needs a working link and no address.
 func SendFrame(from, to *sandbox.Pod, ifname string, limit time.Duration) error {
 	var receiver, sender int
 	if err := to.Do(func() (err error) { receiver, err = packetSocket(ifname); return }); err != nil {

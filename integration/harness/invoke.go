@@ -22,13 +22,13 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// CallLimit is the timeout of one plugin call. Every verb ends long before this timeout. If a plugin hangs, only its own test fails.
+// CallLimit is far more than any verb takes. A plugin that hangs fails only its own test.
 const CallLimit = 60 * time.Second
 
 // PodArgs is the value of CNI_ARGS in all table-driven tests.
 const PodArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"
 
-// Call is one call of a plugin. If the value of an environment variable is "", the plugin gets no such variable.
+// Call is one call of a plugin. Environment variables with the value "" are not passed.
 type Call struct {
 	Plugin string
 	Env    map[string]string
@@ -38,7 +38,7 @@ type Call struct {
 	Stdout io.Writer    // instead of Outcome.Stdout
 }
 
-// Outcome contains the exit status and the output of a plugin call.
+// Outcome is the exit status and output of a call.
 type Outcome struct {
 	Call
 	Exit   int
@@ -60,7 +60,7 @@ func NewCall(verb, plugin string, pod *sandbox.Pod, id string, conf any) Call {
 	return c
 }
 
-// With returns a copy of the plugin call with replaced environment variables. The arguments are pairs of a name and a value.
+// With returns a copy of the call with other environment variables, given as pairs of name and value.
 func (c Call) With(pairs ...string) Call {
 	c.Env = maps.Clone(c.Env)
 	for p := range slices.Chunk(pairs, 2) {
@@ -72,7 +72,7 @@ func (c Call) With(pairs ...string) Call {
 // Verb returns CNI_COMMAND.
 func (c Call) Verb() string { return c.Env["CNI_COMMAND"] }
 
-// Run starts the plugin, and fails the test if the plugin cannot start or does not end in time.
+// Run fails the test if the plugin cannot start or does not end in time.
 func (c Call) Run(t testing.TB) Outcome {
 	t.Helper()
 	o, err := c.Start()
@@ -82,7 +82,7 @@ func (c Call) Run(t testing.TB) Outcome {
 	return o
 }
 
-// Start runs the call. The error is nil even if the plugin fails. Outcome.Exit contains the exit status.
+// Start runs the call. A failure of the plugin is no error, but in Outcome.Exit.
 func (c Call) Start() (Outcome, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
@@ -112,7 +112,7 @@ func (c Call) Start() (Outcome, error) {
 	return o, err
 }
 
-// Enter calls the function f in the namespace of a pod or of the host.
+// Enter calls f in the namespace of a pod or of the host.
 func Enter(pod *sandbox.Pod, f func() error) error {
 	if pod == nil {
 		return f()
@@ -120,7 +120,7 @@ func Enter(pod *sandbox.Pod, f func() error) error {
 	return pod.Do(f)
 }
 
-// OK fails the test if the plugin failed or printed output that the CNI specification does not permit for the verb.
+// OK fails the test if the plugin failed or its output is not what the CNI specification permits for the verb.
 func (o Outcome) OK(t testing.TB) Outcome {
 	t.Helper()
 	if o.Exit != 0 {
@@ -147,8 +147,8 @@ type Failure struct {
 	Details    string `json:"details"`
 }
 
-// Refused fails the test unless the plugin failed with a complete error. The plugin's stdout must contain exactly one error document. The
-// error document must contain one of the given codes, a version, a message of limited size, and the pod's name.
+// Refused fails the test unless the plugin failed with exactly one error document on stdout, with one of the given codes, a version, a
+// message of limited size, and the pod's name.
 func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	t.Helper()
 	if o.Exit != 1 {
@@ -166,10 +166,9 @@ func (o Outcome) Refused(t testing.TB, codes ...int) Failure {
 	return f
 }
 
-// partName matches the name of a part in a message of podlace-pod.
 var partName = regexp.MustCompile(`^(podlace-pod) \(\w+\)`)
 
-// supportedVersion returns the cniVersion of the configuration, or "" if the plugin does not support this version.
+// supportedVersion returns the configuration's cniVersion, or "" if the plugin does not support it.
 func (o Outcome) supportedVersion() string {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
@@ -234,8 +233,8 @@ func Encode(v any) []byte {
 	return b
 }
 
-// With returns a deep copy of the JSON object with replaced values. The arguments are pairs of a dotted path and a value. If a value is
-// nil, With removes the key. A dot in a reserved key such as cni.dev/x does not split the key.
+// With returns a deep copy with replaced values, given as pairs of a dotted path and a value. A nil value removes the key. The dot in a
+// reserved key such as cni.dev/x does not split it.
 func (o Object) With(pairs ...any) Object {
 	out := Object{}
 	d := json.NewDecoder(bytes.NewReader(Encode(o)))
@@ -266,7 +265,7 @@ func (o Object) With(pairs ...any) Object {
 	return out
 }
 
-// RawObject decodes a plugin's result, so that a test can put the result into a configuration.
+// RawObject decodes a plugin's result for use in a configuration.
 func RawObject(t testing.TB, text string) Object {
 	t.Helper()
 	var o Object

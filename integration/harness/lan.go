@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The node has the addresses NodeV4 and NodeV6. A second machine in the node's network has the addresses LANV4 and LANV6. The second
-// machine is the router of the node and has no route to pods.
+// The addresses of the node (NodeV4 and NodeV6) and of a second machine in its network (LANV4 and LANV6), which is its router and has no
+// route to pods.
 const (
 	NodeV4 = "192.0.2.1"
 	NodeV6 = "2001:db8:92::1"
@@ -21,7 +21,7 @@ const (
 	LANV6  = "2001:db8:92::2"
 )
 
-// NewLAN creates the second machine, and connects it to the node by the link lan0.
+// NewLAN creates the second machine, which lan0 connects to the node.
 func NewLAN(t *testing.T) *sandbox.Pod {
 	t.Helper()
 	Program(t, "ip")
@@ -39,7 +39,7 @@ func NewLAN(t *testing.T) *sandbox.Pod {
 // IPv4Of returns the IPv4 address of a pod's eth0.
 func IPv4Of(t *testing.T, pod *sandbox.Pod) string { t.Helper(); return AddressOf(t, pod, "-4") }
 
-// AddressOf returns the address of a pod's eth0 in the given address family, "-4" or "-6".
+// AddressOf returns the address of a pod's eth0 in a family, "-4" or "-6".
 func AddressOf(t *testing.T, pod *sandbox.Pod, family string) string {
 	t.Helper()
 	for _, word := range strings.Fields(Shell(t, "ip -n "+pod.Name+" "+family+" -o addr show dev eth0 scope global")) {

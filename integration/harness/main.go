@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package harness contains code that the tests of several folders share. Main builds the programs and runs the tests. Oracle compares the
-// state of the node before and after a test. Call runs a single plugin. Network runs a whole conflist through libcni. Further functions
-// send traffic.
-//
-// The test binary runs twice: first on the machine, where it builds the programs, because the sandbox has no network and Go may need to
-// download modules; then in the sandbox.
+// Package harness is what the tests of several folders share. Main builds the programs and runs the tests, Oracle compares the node before
+// and after a test, Call runs a single plugin, and Network a whole conflist through libcni. Further functions send traffic.
 package harness
 
 import (
@@ -25,8 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// BinEnv is the environment variable with the folder of the tested programs. If PODLACE_BIN is not set, Main builds the programs that the
-// package needs.
+// BinEnv is the environment variable with the folder of the tested programs. Without it, Main builds those that the package needs.
 const BinEnv = "PODLACE_BIN"
 
 // toolsEnv is the environment variable with the folder of the other programs that the tests use.
@@ -35,8 +30,8 @@ const toolsEnv = "PODLACE_TOOLS"
 // A Tool builds programs into a folder below dir.
 type Tool func(dir string) error
 
-// Main builds the given programs and runs the tests of a package. TestMain of each package calls Main. The programs stay in build/test, so
-// that the next run only builds what changed.
+// Main builds the given programs and runs the tests of a package, from its TestMain. The programs stay in build/test, so that the next run
+// builds only what changed.
 func Main(m *testing.M, tools ...Tool) {
 	if os.Getenv(toolsEnv) != "" {
 		kerneltest.Main(m)
@@ -66,7 +61,7 @@ func buildAndRun(tools []Tool) (int, error) {
 	return rerun([]string{BinEnv + "=" + bin, toolsEnv + "=" + dir})
 }
 
-// buildTools runs the tools one after another. A lock keeps other test binaries from building into the same folder.
+// buildTools runs the tools under a lock, because other test binaries build into the same folder.
 func buildTools(dir string, tools []Tool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -87,7 +82,7 @@ func buildTools(dir string, tools []Tool) error {
 	return nil
 }
 
-// Programs returns a Tool that builds programs of this tree, as `make build` does. It builds nothing if PODLACE_BIN is set.
+// Programs builds programs of this tree, as `make build` does. It is a no-op if PODLACE_BIN is set.
 func Programs(names ...string) Tool {
 	return func(dir string) error {
 		if os.Getenv(BinEnv) != "" {
@@ -102,8 +97,7 @@ func Faulty(names ...string) Tool {
 	return func(dir string) error { return buildPrograms(filepath.Join(dir, "fault"), "podlace_fault", names) }
 }
 
-// Reference is a Tool that builds the reference plugins into ReferenceDir. If the build fails, Reference prints the reason, and tests that
-// need the reference plugins are skipped.
+// Reference builds the reference plugins into ReferenceDir. If that fails, it prints the reason, and tests that need them are skipped.
 func Reference(dir string) error {
 	script := filepath.Join(sourceRoot(), "scripts/reference.sh")
 	if out, err := exec.Command(script, filepath.Join(dir, "reference")).CombinedOutput(); err != nil {
@@ -163,8 +157,7 @@ func Need(t testing.TB, plugins ...string) {
 	}
 }
 
-// sourceRoot returns the top folder of the source tree, which is the nearest parent folder with a go.mod. Tests run in the folder of their
-// package.
+// sourceRoot returns the nearest parent folder with a go.mod. Tests run in the folder of their package.
 func sourceRoot() string {
 	dir := ".."
 	for !Present(dir, "go.mod") {
@@ -173,7 +166,7 @@ func sourceRoot() string {
 	return dir
 }
 
-// buildPrograms builds programs of this tree into a folder, which also gets the hash of the sources that "make install" requires.
+// buildPrograms builds programs of this tree into a folder, with the hash of the sources that "make install" requires.
 func buildPrograms(dir, tags string, names []string) error {
 	packages := make([]string, len(names))
 	for i, name := range names {
@@ -191,7 +184,7 @@ func buildPrograms(dir, tags string, names []string) error {
 	return os.WriteFile(filepath.Join(dir, ".source"), hash, 0o644)
 }
 
-// goBuild builds packages of the source tree into a folder. Programs that are up to date stay as they are.
+// goBuild builds packages into a folder. Programs that are up to date stay as they are.
 func goBuild(dir, tags string, packages ...string) error {
 	cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-tags=" + tags, "-o", dir + "/"}, packages...)...)
 	cmd.Dir = sourceRoot()

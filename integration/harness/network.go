@@ -14,14 +14,14 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Network contains one parsed conflist, and runs its plugin chain through libcni.
+// Network runs the plugin chain of a conflist through libcni.
 type Network struct {
 	CNI    *libcni.CNIConfig
 	List   *libcni.NetworkConfigList
 	Stderr bytes.Buffer
 }
 
-// Do runs one verb of the whole chain. The result is nil for every verb except ADD.
+// Do runs one verb of the chain. The result is nil except for ADD.
 func (n *Network) Do(verb string, rt *libcni.RuntimeConf, valid []types.GCAttachment) (types.Result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), CallLimit)
 	defer cancel()
@@ -40,7 +40,7 @@ func (n *Network) Do(verb string, rt *libcni.RuntimeConf, valid []types.GCAttach
 	return nil, errors.New("unknown verb " + verb)
 }
 
-// Must runs one verb of a chain and fails the test on an error.
+// Must runs one verb of the chain, which must succeed.
 func (n *Network) Must(t testing.TB, verb string, rt *libcni.RuntimeConf, valid ...types.GCAttachment) Object {
 	t.Helper()
 	result, err := n.Do(verb, rt, valid)
@@ -53,7 +53,7 @@ func (n *Network) Must(t testing.TB, verb string, rt *libcni.RuntimeConf, valid 
 	return RawObject(t, string(Encode(result)))
 }
 
-// OpenNetwork parses a conflist. libcni starts the plugins through the argument `exec`, or through Network.Exec if `exec` is nil.
+// OpenNetwork parses a conflist. libcni starts the plugins through exec or, if it is nil, Network.Exec.
 func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(inForm(conflist))
 	if err != nil {
@@ -67,7 +67,7 @@ func OpenNetwork(conflist []byte, cacheDir string, exec invoke.Exec) (*Network, 
 	return n, nil
 }
 
-// Exec returns an implementation of libcni's Exec that starts plugins and stores their stderr.
+// Exec returns an invoke.Exec that stores the plugins' stderr.
 func (n *Network) Exec() invoke.Exec {
 	return &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: &n.Stderr}}
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HoldLock simulates another process that holds a flock(2) lock and an fcntl(2) lock on a file. The returned function releases both locks.
+// HoldLock holds a flock(2) and an fcntl(2) lock on a file, like another process, until the returned function is called.
 func HoldLock(t *testing.T, path string) (free func()) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -42,7 +42,7 @@ func NeedBackend(t *testing.T, backend string) {
 	}
 }
 
-// Await calls the function ok() repeatedly until ok() returns true. Await fails the test after the timeout CallLimit.
+// Await repeats ok until it returns true, and fails the test after CallLimit.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(CallLimit); !ok(); time.Sleep(5 * time.Millisecond) {

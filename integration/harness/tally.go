@@ -8,11 +8,10 @@ import (
 	"testing"
 )
 
-// Exhaustive reports whether FAULTS=all is set. With FAULTS=all, the tests run every test case. Without FAULTS=all, the tests run only a
-// sample of their test cases.
+// Exhaustive reports whether FAULTS=all is set, with which tests run every case instead of a sample.
 func Exhaustive() bool { return os.Getenv("FAULTS") == "all" }
 
-// Some returns the argument `all` if FAULTS=all is set, and the argument `few` otherwise.
+// Some returns all with FAULTS=all, and few otherwise.
 func Some[T any](few, all T) T {
 	if Exhaustive() {
 		return all
@@ -20,14 +19,13 @@ func Some[T any](few, all T) T {
 	return few
 }
 
-// OneOf returns the whole list if FAULTS=all is set. Otherwise it returns only item i modulo the length of the list, so that a loop over i
-// uses each item in turn.
+// OneOf returns the whole list with FAULTS=all. Otherwise it returns item i modulo the length, so that a loop over i uses each in turn.
 func OneOf[T any](list []T, i int) []T {
 	i %= len(list)
 	return Some(list[i:i+1], list)
 }
 
-// Tally counts the results of fault tests. The title of each fault test begins with the number of the fault, for example F-11.
+// Tally counts the results of fault tests, whose titles begin with the fault's number, such as F-11.
 type Tally struct {
 	Points     int // places or cases with an injected fault
 	Leaks      int // number of points after which state was leaked

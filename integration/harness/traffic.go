@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// ServeClientAddress starts a TCP server in a pod. The server sends the client's address to each client.
+// ServeClientAddress starts a TCP server in a pod that sends each client its own address.
 func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	var l net.Listener
 	err := Networked(pod, func() (err error) {
@@ -41,10 +41,10 @@ func ServeClientAddress(pod *sandbox.Pod, port int) (net.Listener, error) {
 	return l, nil
 }
 
-// TrafficLimit is the timeout of a connection that should succeed. The first packet of a new pod may need one retransmission.
+// TrafficLimit is how long a connection that should succeed may take. A new pod's first packet may need a retransmission.
 const TrafficLimit = 3 * time.Second
 
-// Patience returns the timeout of a test connection. The timeout is shorter if the connection should be blocked.
+// Patience returns the timeout of a test connection, which is shorter if it should be blocked.
 func Patience(blocked bool) time.Duration {
 	if blocked {
 		return time.Second / 2
@@ -52,9 +52,8 @@ func Patience(blocked bool) time.Duration {
 	return TrafficLimit
 }
 
-// Networked calls the function f in the namespace of a pod or of the host. The function f may use package net. Package net binds to ::1
-// once to find the supported address families. Networked first binds to ::1 on the host, so that package net stores the address families of
-// the host. If package net first ran in a pod whose lo is down, it would find no IPv6 support.
+// Networked calls f, which may use package net, in the namespace of a pod or the host. Package net finds the address families only once, by
+// a bind to ::1, so this happens on the host first: in a pod whose lo is down, it would find no IPv6.
 func Networked(pod *sandbox.Pod, f func() error) error {
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		_ = l.Close()
@@ -62,7 +61,7 @@ func Networked(pod *sandbox.Pod, f func() error) error {
 	return Enter(pod, f)
 }
 
-// Serve starts a TCP server in a pod. The server sends the pod's name to each client.
+// Serve starts a TCP server in a pod that sends the pod's name.
 func Serve(pod *sandbox.Pod, port int) (io.Closer, error) {
 	var l net.Listener
 	err := Networked(pod, func() error {
@@ -83,8 +82,8 @@ type Speaker struct {
 	udp net.PacketConn
 }
 
-// Speak starts a server at an address of a machine, or of the node if the machine is nil. If the function Ask connects or sends a datagram,
-// the server answers with the machine's name.
+// Speak starts a server at an address of a machine, or of the node if it is nil. It answers connections and datagrams of Ask with the
+// machine's name.
 func Speak(on *sandbox.Pod, address string) (*Speaker, error) {
 	s := &Speaker{}
 	err := Networked(on, func() (err error) {
@@ -123,8 +122,7 @@ func speakTCP(l net.Listener, as string) {
 	}
 }
 
-// speakUDP answers each datagram that ends with "?". The answer contains the server's name and the datagram. speakUDP ignores all other
-// datagrams.
+// speakUDP answers each datagram that ends with "?" by the server's name and the datagram, and ignores others.
 func speakUDP(c net.PacketConn, as string) {
 	b := make([]byte, 1500)
 	for {
@@ -138,7 +136,7 @@ func speakUDP(c net.PacketConn, as string) {
 	}
 }
 
-// Ask returns the name of the machine that answers at an address. Ask uses a TCP connection or one UDP datagram.
+// Ask returns the name of the machine that answers over a TCP connection or one UDP datagram.
 func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
 	if protocol == "tcp" {
 		return Dial(from, address, limit)
@@ -158,7 +156,7 @@ func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (stri
 	return strings.TrimSuffix(string(b[:n]), " ?"), err
 }
 
-// Dial connects from a pod or from the host, and returns the text that the server sends.
+// Dial connects from a pod or from the host, and returns what the server sends.
 func Dial(from *sandbox.Pod, address string, limit time.Duration) (string, error) {
 	var c net.Conn
 	err := Networked(from, func() error {
@@ -192,7 +190,7 @@ func NameOf(pod *sandbox.Pod) string {
 	return pod.Name
 }
 
-// Ping sends one ICMP echo request from a pod or from the host, and waits for the reply.
+// Ping sends one ICMP echo request from a pod or the host, and waits for the reply.
 func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 	to, err := netip.ParseAddr(address)
 	if err != nil {
@@ -217,7 +215,7 @@ func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 	return awaitEcho(c, answer)
 }
 
-// echoMessage returns an ICMP echo message of the given type. The kernel sets the checksum of ICMPv6.
+// echoMessage returns an ICMP echo message. The kernel sets the checksum of ICMPv6.
 func echoMessage(kind byte) []byte {
 	m := []byte{kind, 0, 0, 0, 0x70, 0x6c, 0, 1}
 	sum := uint32(0)

@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Plain returns the name of a test. Dashes replace all characters that are neither letters nor digits, so that the name is a valid
-// container ID.
+// Plain returns a test's name with dashes for all but letters and digits, which is a valid container ID.
 func Plain(t *testing.T) string {
 	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(t.Name(), "-")
 }
@@ -32,8 +31,7 @@ func NewPod(t testing.TB, name string) *sandbox.Pod {
 	return pod
 }
 
-// Oracle contains a snapshot of the host, of pods and of the state folders. Tests compare later states with this snapshot to find leaked
-// state.
+// Oracle is a snapshot of the host, pods and state folders, with which tests find leaked state.
 type Oracle struct {
 	Options snapshot.Options
 	before  *snapshot.Snapshot
@@ -42,8 +40,8 @@ type Oracle struct {
 // StateDirs returns the folders of records and leases.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni"} }
 
-// Harmless matches files that belong to no attachment: locks, notes of the node or a network, and host-local's files of the last
-// assigned address and of the boot. host-local's file with the last assigned address may be incomplete, because the next ADD overwrites it.
+// Harmless matches files of no attachment: locks, notes of the node or a network, and host-local's files of the boot and of the last
+// assigned address, which may be incomplete because the next ADD overwrites it.
 const Harmless = `/(\.tmp-)?last_reserved_ip\.\d+|/(\.tmp-)?podlace_boot$|/\.?lock[^/]*$|/run/podlace/\.(iptables|[a-z]+\.lock|localhost(/[^/]+)?)$|/\.(bridge|logged-found)-[^/]+$`
 
 // Watch returns an Oracle with a snapshot of the current state.
@@ -56,7 +54,7 @@ func Watch(t testing.TB, pods ...*sandbox.Pod) *Oracle {
 	return o
 }
 
-// NewOracle returns an Oracle with a snapshot of the current state. Callers without a *testing.T use NewOracle instead of Watch.
+// NewOracle takes a snapshot of the current state, also without a *testing.T.
 func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	o := Oracle{Options: snapshot.Options{Pods: pods, Dirs: StateDirs(), Ignore: regexp.MustCompile(Harmless)}}
 	var err error
@@ -64,8 +62,8 @@ func NewOracle(pods ...*sandbox.Pod) (*Oracle, error) {
 	return &o, err
 }
 
-// Leaks returns the differences between the current state and the snapshot. The kernel removes a namespace in the background, so Leaks
-// waits some seconds for differences to disappear.
+// Leaks returns how the state differs from the snapshot. It waits some seconds for differences to disappear, because the kernel removes a
+// namespace in the background.
 func (o *Oracle) Leaks() ([]string, error) {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		diff, err := o.Diff()
@@ -75,7 +73,7 @@ func (o *Oracle) Leaks() ([]string, error) {
 	}
 }
 
-// Diff immediately returns the differences between the current state and the snapshot.
+// Diff is Leaks without waiting.
 func (o *Oracle) Diff() ([]string, error) {
 	now, err := snapshot.Take(o.Options)
 	if err != nil {
@@ -84,8 +82,7 @@ func (o *Oracle) Diff() ([]string, error) {
 	return snapshot.Diff(o.before, now), nil
 }
 
-// Clean fails the test if the state differs from the snapshot. After a difference, Clean takes a new snapshot, so that each leak is
-// reported only once.
+// Clean fails the test if the state differs from the snapshot, and then takes a new one, so that each leak is reported once.
 func (o *Oracle) Clean(t testing.TB, after string) {
 	t.Helper()
 	leaks, err := o.Leaks()
@@ -107,7 +104,7 @@ func (o *Oracle) Rebase(t testing.TB) {
 	}
 }
 
-// InOrder iterates over a map in the sorted order of its keys, so that every test run has the same order.
+// InOrder iterates over a map in the order of its keys, so that every run is the same.
 func InOrder[V any](table map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for _, title := range slices.Sorted(maps.Keys(table)) {

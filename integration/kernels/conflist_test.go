@@ -18,10 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The node.json of a node in a cluster, which 10-podlace-kubernetes.conflist needs.
+// The node.json that 10-podlace-kubernetes.conflist needs.
 const nodeJSON = `{"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"], "clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"]}`
 
-// TestConflists runs pods with each shipped conflist.
 func TestConflists(t *testing.T) {
 	files, err := filepath.Glob("../../conf/*.conflist")
 	if err != nil || len(files) == 0 {
@@ -41,7 +40,7 @@ func TestConflists(t *testing.T) {
 	}
 }
 
-// A node is a node with two pods of one conflist. The pod web has hostPort 8080 and limits, the pod other has neither.
+// A node has two pods of one conflist: web with hostPort 8080 and limits, other with neither.
 type node struct {
 	network    *harness.Network
 	lan        *sandbox.Pod // a machine outside the node
@@ -57,7 +56,7 @@ type attached struct {
 	addresses []netip.Addr
 }
 
-// runConflist runs all verbs of one conflist, and tests between ADD and DEL what the conflist promises.
+// runConflist runs all verbs of one conflist, and tests between ADD and DEL what it promises.
 func runConflist(t *testing.T, text []byte) {
 	t.Cleanup(func() {
 		harness.Shell(t, "nft flush ruleset; ip link del cni0 2>/dev/null || ip link del br-lan; rm -rf /run/podlace /var/lib/cni")
@@ -108,7 +107,6 @@ func limitedWeb() map[string]any {
 	return caps
 }
 
-// add() runs ADD for a new pod.
 func (n *node) add(t *testing.T, name string, caps map[string]any) *attached {
 	t.Helper()
 	pod := harness.NewPod(t, name)
@@ -125,7 +123,7 @@ func (n *node) add(t *testing.T, name string, caps map[string]any) *attached {
 	return a
 }
 
-// check() runs STATUS, and CHECK of both pods.
+// check runs STATUS, and CHECK of both pods.
 func (n *node) check(t *testing.T) {
 	n.network.Must(t, "STATUS", nil)
 	for _, a := range []*attached{n.web, n.other} {
@@ -133,7 +131,7 @@ func (n *node) check(t *testing.T) {
 	}
 }
 
-// collect() tests that GC keeps the pods that the runtime lists and removes all other pods.
+// collect tests that GC keeps the pods that the runtime lists and removes all others.
 func (n *node) collect(t *testing.T) {
 	list := func(a *attached) types.GCAttachment {
 		return types.GCAttachment{ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestDemo runs the demo. Debian's kernels have all features that it uses, so no step may be skipped.
+// Debian's kernels have all features that the demo uses, so it may skip no step.
 func TestDemo(t *testing.T) {
 	cmd := exec.Command("../../build/kernels/demo", "-plugins", harness.BinDir(), "-json")
 	var stderr strings.Builder

@@ -22,7 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// probes() returns a test for each feature that only some kernels have. The keys are the rows of the table in docs/INSTALL.md.
+// probes returns a test for each feature that only some kernels have. The keys are the rows of the table in docs/INSTALL.md.
 func probes() map[string]func(testing.TB) bool {
 	return map[string]func(testing.TB) bool{
 		"a limit of the MACs that a bridge learns":         limitsLearnedMACs,
@@ -33,7 +33,7 @@ func probes() map[string]func(testing.TB) bool {
 	}
 }
 
-// TestFeatures compares the table in docs/INSTALL.md with the running kernel, and logs what the kernel lacks.
+// TestFeatures compares the table in docs/INSTALL.md with the running kernel, and logs what it lacks.
 func TestFeatures(t *testing.T) {
 	text, err := os.ReadFile("../../docs/INSTALL.md")
 	if err != nil {
@@ -65,7 +65,6 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// featureTable returns the heading and the rows of the table of features.
 func featureTable(t *testing.T, text string) (heading []string, rows [][]string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
@@ -89,7 +88,7 @@ func featureTable(t *testing.T, text string) (heading []string, rows [][]string)
 	return heading, rows
 }
 
-// columnOf returns the column of the running kernel. A kernel that is newer than all columns is in the last of them.
+// columnOf returns the column of the running kernel, which is the last one for a newer kernel.
 func columnOf(t testing.TB, heading []string) int {
 	t.Helper()
 	release := kernelRelease(t)
@@ -107,7 +106,7 @@ func exists(path string) func(testing.TB) bool {
 	}
 }
 
-// findsNothing reports whether `podlace doctor kernel-features` finds no missing feature.
+// findsNothing reports whether `podlace doctor kernel-features` finds all features.
 func findsNothing(t testing.TB) bool {
 	t.Helper()
 	out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "doctor", "kernel-features", "-o", "json").Output()
@@ -126,7 +125,7 @@ func findsNothing(t testing.TB) bool {
 	return !found && len(findings) > 0
 }
 
-// accepts() reports whether ADD of the plugin bridge accepts a key. If the kernel lacks the feature, ADD must fail with code 105.
+// accepts reports whether ADD of bridge accepts a key. If the kernel lacks the feature, ADD must fail with code 105.
 func accepts(t testing.TB, key string, value any) bool {
 	t.Helper()
 	pod := harness.NewPod(t, "accepts")
@@ -155,7 +154,7 @@ func renamesUp(t testing.TB) bool {
 	return err == nil
 }
 
-// limitsLearnedMACs reports whether a bridge of Podlace has a limit of learned MACs.
+// limitsLearnedMACs reports whether Podlace's bridge has a limit of learned MACs.
 func limitsLearnedMACs(t testing.TB) bool {
 	t.Helper()
 	var limited bool

@@ -10,10 +10,10 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// kernelEnv is the environment variable with the name of the kernel in scripts/vm/kernels.
+// kernelEnv has the name of the kernel in scripts/vm/kernels.
 const kernelEnv = "PODLACE_KERNEL"
 
-// TestMain runs all tests in one sandbox, one after another, because they measure traffic.
+// Tests run one after another in one sandbox, because they measure traffic.
 func TestMain(m *testing.M) {
 	if os.Getenv(kernelEnv) == "" {
 		fmt.Println("SKIP integration/kernels: make kernels runs these tests on each kernel in a virtual machine")

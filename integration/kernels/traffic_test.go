@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/integration/meter"
 )
 
-// nodeAddresses() returns the node's addresses in the families of the conflist.
+// nodeAddresses returns the node's addresses of the conflist's families.
 func (n *node) nodeAddresses() (list []netip.Addr) {
 	for _, a := range n.web.addresses {
 		if a.Is4() {
@@ -26,7 +26,7 @@ func (n *node) nodeAddresses() (list []netip.Addr) {
 	return list
 }
 
-// hostPorts() connects to the hostPort of the pod web from another machine, from the node, from another pod and from the pod itself.
+// hostPorts connects to the hostPort of web from another machine, from the node, from another pod and from itself.
 func (n *node) hostPorts(t *testing.T) {
 	server, err := harness.Serve(n.web.Pod, 80)
 	if err != nil {
@@ -43,7 +43,7 @@ func (n *node) hostPorts(t *testing.T) {
 	harness.Reach(t, nil, "127.0.0.1:"+hostPort, n.web.Pod)
 }
 
-// restore() tests that STATUS and `podlace reload` restore hostPorts and spoof protection after a flush.
+// restore tests that STATUS and `podlace reload` restore hostPorts and spoof protection after a flush.
 func (n *node) restore(t *testing.T) {
 	server, err := harness.Serve(n.web.Pod, 80)
 	if err != nil {
@@ -68,7 +68,7 @@ func (n *node) restore(t *testing.T) {
 	}
 }
 
-// frames() sends a frame with a forged MAC from one pod to another. The frame passes without spoof protection.
+// frames sends a frame with a forged MAC between pods. Without spoof protection, it passes.
 func (n *node) frames(t *testing.T) {
 	protected := n.has("antiSpoof")
 	err := harness.SendFrame(n.other.Pod, n.web.Pod, "eth0", harness.Patience(protected))
@@ -80,7 +80,7 @@ func (n *node) frames(t *testing.T) {
 	}
 }
 
-// guard() sends from the pod other with an address that IPAM did not assign to the pod.
+// guard sends from the pod other with an address that IPAM did not assign to it.
 func (n *node) guard(t *testing.T) {
 	t.Helper()
 	n.frames(t)
@@ -98,7 +98,7 @@ func (n *node) guard(t *testing.T) {
 	}
 }
 
-// datagram() sends a datagram from the pod other to the pod web.
+// datagram sends from the pod other to web.
 func (n *node) datagram(from, to netip.Addr, limit time.Duration) error {
 	var receiver, sender *net.UDPConn
 	if err := harness.Networked(n.web.Pod, func() (err error) {
@@ -123,7 +123,7 @@ func (n *node) datagram(from, to netip.Addr, limit time.Duration) error {
 	return err
 }
 
-// limits() measures both directions of the pod web, and one direction of the pod other, which has no limit.
+// limits measures both directions of web, and one of other, which has no limit.
 func (n *node) limits(t *testing.T) {
 	if rates, _, err := harness.LimitsOf(n.web.peer); err != nil || rates != (harness.Rates{Ingress: limit / 1e6, Egress: limit / 1e6}) {
 		t.Errorf("the kernel has limits of %+v Mbit/s, %v; want %d", rates, err, limit/1_000_000)
@@ -142,7 +142,7 @@ func (n *node) limits(t *testing.T) {
 	}
 }
 
-// rate() returns the rate of a TCP flow, and the lowest rate that the link may have had if the machine paused.
+// rate returns the rate of a TCP flow, and the lowest that the link may have had if the machine paused.
 func (n *node) rate(t *testing.T, from, to meter.Place, address netip.Addr) (measured, least float64) {
 	t.Helper()
 	r, err := meter.Run(context.Background(), meter.Flow{Protocol: meter.TCP, From: from, To: to, Duration: 2 * time.Second,

@@ -16,13 +16,11 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// queuedAddresses is the number of addresses that fillQueues adds to the work queue of each CPU. The kernel needs some microseconds for
-// each address.
+// queuedAddresses is how many addresses fillQueues adds to each CPU's work queue. Each takes the kernel some microseconds.
 const queuedAddresses = 300
 
-// DelayAddresses returns the function fill(), which fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node. fill()
-// adds the addresses in a separate namespace. After fill(), the kernel answers neighbour solicitations for a new address only after some
-// milliseconds.
+// DelayAddresses returns fill, which fills the kernel's work queue for IPv6 addresses on each CPU, as on a busy node, from a separate
+// namespace. The kernel then answers neighbour solicitations for a new address only after some milliseconds.
 func DelayAddresses(t testing.TB) (fill func()) {
 	t.Helper()
 	pod := NewPod(t)
@@ -62,7 +60,7 @@ func addQueue(name string) error {
 	return nil
 }
 
-// fillQueues sets up one link on each CPU. The kernel then adds the addresses of the link to the work queue of the same CPU.
+// fillQueues sets up one link on each CPU, to whose work queue the kernel then adds the link's addresses.
 func fillQueues(pod *sandbox.Pod) error {
 	results := make(chan error)
 	cpus := runtime.NumCPU()

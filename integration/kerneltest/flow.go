@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is a connection tracking entry. A Flow consists of the protocol (17 for UDP, 6 for TCP) and three addresses in the form
-// address:port. The three addresses are the client, the original destination, and the translated destination. Replies come from the
-// translated destination.
+// Flow is a connection tracking entry: the protocol (17 for UDP, 6 for TCP), the client, the original destination, and the translated one,
+// from which replies come. The addresses have the form address:port.
 type Flow [4]string
 
 func (f Flow) entry() *netlink.ConntrackFlow {
@@ -35,8 +34,8 @@ func (f Flow) entry() *netlink.ConntrackFlow {
 	return entry
 }
 
-// Tracked returns the connection tracking entries in the format "protocol from to". The list does not contain IGMP entries, which the
-// kernel creates for links of other tests.
+// Tracked returns the connection tracking entries as "protocol from to", without the IGMP entries that the kernel creates for other tests'
+// links.
 func Tracked(t testing.TB) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {

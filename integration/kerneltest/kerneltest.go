@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerneltest supports tests that change the kernel. The package runs tests in a sandbox, creates pods for the tests, and checks
-// for leaks.
+// Package kerneltest runs tests that change the kernel in a sandbox, creates pods for them, and checks for leaks.
 package kerneltest
 
 import (
@@ -28,13 +27,10 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Main runs a package's tests in new namespaces, and exits with the exit code of the tests. TestMain calls Main in each package whose tests
-// change the kernel. The tests share several sandboxes, which run at once, so they must not depend on each other. In a virtual machine with
-// a NIC for the tests, Main runs the tests in the machine's own namespaces. If the machine does not allow new namespaces, Main skips the
-// package and prints the reason. With KERNELTEST=require or KERNELTEST=full in the environment, it fails instead.
-//
-// If a test starts a helper process from the test binary, the helper process also runs TestMain. TestMain must recognise a helper process
-// before it calls Main, because Main would create another sandbox.
+// Main runs a package's tests in new namespaces and exits with their exit code. TestMain calls it in each package whose tests change the
+// kernel. They run in several sandboxes at once, so they must not depend on each other, or in a virtual machine with a NIC for tests in its
+// own namespaces. If the machine does not allow new namespaces, Main skips the package and prints the reason, or fails with
+// KERNELTEST=require or full.
 func Main(m *testing.M) {
 	if slices.ContainsFunc(os.Args, fuzzWorker) {
 		os.Exit(m.Run()) // already in the sandbox, connected by inherited pipes
@@ -80,9 +76,8 @@ func runInside(m *testing.M) int {
 // requireFeatures reports whether a missing kernel feature fails the tests (KERNELTEST=full).
 func requireFeatures() bool { return os.Getenv("KERNELTEST") == "full" }
 
-// Feature reports whether the kernel has a feature: it returns the argument "has" unchanged. The caller sets "has" to true if the kernel
-// has the feature. If the kernel lacks the feature, Feature logs the name of the feature. With KERNELTEST=full, Feature also fails the
-// test.
+// Feature returns whether the kernel has a feature, as the caller has found out. If not, Feature logs its name and, with KERNELTEST=full,
+// fails the test.
 func Feature(t testing.TB, has bool, name string) bool {
 	t.Helper()
 	if !has && requireFeatures() {
@@ -106,8 +101,7 @@ func fuzzWorker(arg string) bool {
 	return strings.HasPrefix(strings.TrimLeft(arg, "-"), "test.fuzzworker")
 }
 
-// reportUnavailable prints a skipped or failed test in the format of "go test". Tools that read the output of "go test" can then count the
-// test.
+// reportUnavailable prints a skipped or failed test in the format of "go test", so that tools count it.
 func reportUnavailable(w io.Writer, err error, required bool) int {
 	verdict, end, code := "SKIP", "PASS", 0
 	if required {
@@ -118,8 +112,8 @@ func reportUnavailable(w io.Writer, err error, required bool) int {
 	return code
 }
 
-// Random returns a random number generator with a fixed seed, so that every run of a test uses the same numbers. The environment variable
-// PODLACE_SEED selects another seed. The log of a failed test contains the seed.
+// Random returns a generator with a fixed seed, or that of PODLACE_SEED, so that every run uses the same numbers. A failed test logs the
+// seed.
 func Random(t testing.TB) *mathrand.Rand {
 	t.Helper()
 	seed := uint64(1)
@@ -157,8 +151,8 @@ func podName(test string) string {
 	return name[:min(len(name), 40)] + "-" + strings.ToLower(rand.Text()[:8])
 }
 
-// Clean takes a snapshot of the host, of the pods and of the folders in which plugins store state. When the test ends, Clean takes another
-// snapshot and reports each difference as an error. A test must call Clean after it creates the pods and before it makes changes.
+// Clean takes a snapshot of the host, the pods and the folders of plugins' state, and reports how the end of the test differs. Call it
+// after creating the pods and before making changes.
 func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Helper()
 	opt := snapshot.Options{Pods: pods, Dirs: []string{"/run/podlace", "/var/lib/cni"}, Ignore: leftOnPurpose()}
@@ -169,8 +163,7 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 	t.Cleanup(func() { NoLeak(t, before, opt) })
 }
 
-// leftOnPurpose returns a regular expression for the files and folders that plugins keep forever. These are locks, network folders, and the
-// files with the last assigned address.
+// leftOnPurpose matches what plugins keep forever: locks, network folders, and the files with the last assigned address.
 func leftOnPurpose() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|(gateway|bridge|logged-found)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
 }
@@ -178,8 +171,8 @@ func leftOnPurpose() *regexp.Regexp {
 // StateDirs returns the folders in which plugins store records of attachments and leases of addresses.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
-// Age sets the modification time of recent files in the folders to one minute ago. GC keeps attachments whose files are less than one
-// second old. After Age, a test can call GC at once, without a wait of one second.
+// Age makes recent files in the folders a minute old. GC keeps attachments whose files are less than a second old, for which tests need not
+// wait then.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -202,8 +195,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak takes a snapshot with the options opt, and reports each difference from the earlier snapshot as an error. NoLeak repeats the
-// snapshot for up to ten seconds until there is no difference, because the kernel deletes namespaces asynchronously.
+// NoLeak reports how a new snapshot with opt differs from the earlier one. It tries for up to ten seconds, because the kernel deletes
+// namespaces asynchronously.
 func NoLeak(t testing.TB, before *snapshot.Snapshot, opt snapshot.Options) {
 	t.Helper()
 	var diff []string
@@ -223,8 +216,7 @@ func NoLeak(t testing.TB, before *snapshot.Snapshot, opt snapshot.Options) {
 	}
 }
 
-// ForgePair creates a pair of veth or netkit links in the caller's namespace with the given names and indexes. A user with CAP_NET_ADMIN
-// can do the same in a pod.
+// ForgePair creates a pair of veth or netkit links with these names and indexes in the caller's namespace, as a pod with CAP_NET_ADMIN can.
 func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	const peerInfo = 1 // VETH_INFO_PEER, IFLA_NETKIT_PEER_INFO
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
@@ -242,13 +234,13 @@ func ForgePair(kind, name string, index int, peer string, peerIndex int) error {
 	return err
 }
 
-// Flood sends broadcast frames of 1,134 bytes on a link of the caller's namespace. Flood does not report dropped frames.
+// Flood sends broadcast frames of 1,134 bytes on a link of the caller's namespace. Dropped ones are no error.
 func Flood(name string, frames int) error {
 	// the Ethernet type 0x88b5 is reserved for local experiments (IEEE 802)
 	return Send(name, append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), make([]byte, 1120)...), frames)
 }
 
-// Send sends copies of a frame on a link of the caller's namespace. Send does not report frames that a full transmit queue drops.
+// Send sends copies of a frame on a link of the caller's namespace. Frames that a full transmit queue drops are no error.
 func Send(name string, frame []byte, copies int) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

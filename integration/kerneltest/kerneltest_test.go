@@ -30,7 +30,7 @@ func rerun(env []string, args ...string) (out string, code int) {
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// TestTimeout runs a test that blocks in a child process. The child process must print one panic and end after the time in -test.timeout.
+// TestTimeout: a child process with a test that blocks prints one panic and ends after -test.timeout.
 func TestTimeout(t *testing.T) {
 	if os.Getenv("KERNELTEST_HELPER") != "" {
 		time.Sleep(10 * time.Second)
@@ -69,8 +69,7 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestWithoutSandbox checks the exit code and the output of Main if the sandbox cannot start. The test sets TMPDIR to a folder below /run.
-// The sandbox cannot use this folder, because the sandbox hides /run. Therefore, the sandbox does not start.
+// The sandbox cannot start with TMPDIR below /run, which it hides.
 func TestWithoutSandbox(t *testing.T) {
 	for _, c := range []struct {
 		require, verdict string
@@ -95,7 +94,7 @@ func TestPodName(t *testing.T) {
 	}
 }
 
-// TestRandom checks that two runs with the same seed get the same random numbers, and that a run with another seed gets other numbers.
+// Runs have the same random numbers exactly if they have the same seed.
 func TestRandom(t *testing.T) {
 	t.Setenv("PODLACE_SEED", "")
 	a, b := Random(t).Uint64(), Random(t).Uint64()

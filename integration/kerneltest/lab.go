@@ -35,8 +35,8 @@ type Outcome struct {
 	}
 }
 
-// Call runs the plugin with a CNI command, such as ADD, for a container. The additional arguments are pairs of a configuration key and its
-// value. If a key begins with CNI_, the pair sets an environment variable instead.
+// Call runs a CNI command, such as ADD, for a container. Further arguments are pairs of a configuration key, or of an environment variable
+// that begins with CNI_, and its value.
 func (l Lab) Call(verb, id string, keys ...any) Outcome {
 	l.Helper()
 	env, stdin := l.Request(verb, id, keys...)
@@ -69,8 +69,7 @@ func (l Lab) Send(env map[string]string, stdin []byte) Outcome {
 	return l.Outcome(env["CNI_COMMAND"], exit, stdout.Bytes(), log.String())
 }
 
-// Outcome parses the output of a plugin. Outcome() fails the test if the error of a DEL contains a text that the library go-cni treats as
-// success.
+// Outcome parses a plugin's output. A DEL's error fails the test if go-cni takes its text for success.
 func (l Lab) Outcome(verb string, exit int, stdout []byte, log string) Outcome {
 	l.Helper()
 	o := Outcome{Exit: exit, Stdout: stdout, Log: log}

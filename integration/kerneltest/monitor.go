@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Monitor watches routes, nexthop objects, links, addresses and rules in the caller's namespace, and files in folders. The returned
-// function changes() returns all changes since the call of Monitor. Opening a .lock file is not a change. The returned function stop() ends
-// the monitoring.
+// Monitor watches routes, nexthop objects, links, addresses and rules in the caller's namespace, and files in folders. changes returns all
+// changes since then, except the opening of a .lock file; stop ends the monitoring.
 func Monitor(folders ...string) (changes func() []string, stop func(), err error) {
 	kernel, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {

@@ -15,8 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// NIC is a network card for tests: either a real card, or a bridge with veths instead of VFs. The VFs of the card are down and in the
-// namespace of the test.
+// NIC is a network card for tests: a real one, or a bridge with veths for VFs. The VFs are down and in the test's namespace.
 type NIC struct {
 	PF  string // its interface; "" for veths
 	VFs []Function
@@ -31,8 +30,7 @@ type Function struct {
 // nicTimeout is the timeout for operations of a network card. The network card of an emulated machine is slow.
 const nicTimeout = 30 * time.Second
 
-// FakeNIC returns a network card that consists of veths and a bridge. The card has no PF. The veths can reach one another like the VFs of
-// a real card. FakeNIC deletes the links when the test ends.
+// FakeNIC returns a card of veths and a bridge until the test ends. It has no PF. The veths reach one another like VFs of a real card.
 func FakeNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	add := func(link netlink.Link) {
@@ -59,7 +57,7 @@ func FakeNIC(t testing.TB, vfs int) NIC {
 	return nic
 }
 
-// RealPF returns the PCI address of a PF that is free for tests. RealPF skips the test if the machine has no PF.
+// RealPF returns the PCI address of a PF that is free for tests, or skips the test.
 func RealPF(t testing.TB) string {
 	t.Helper()
 	if !onMachine() {
@@ -68,16 +66,15 @@ func RealPF(t testing.TB) string {
 	return os.Getenv("PODLACE_PF")
 }
 
-// onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. Tests with a real network card run in
-// the initial network namespace. The kernel creates new VFs in the initial namespace. When a namespace with a VF is deleted, the kernel
-// moves the VF to the initial namespace.
+// onMachine reports whether the tests run in the virtual machine of "make vm" with a network card. They then use the initial network
+// namespace, in which the kernel creates VFs, and to which it returns those of a deleted namespace.
 func onMachine() bool {
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	return os.Getenv("PODLACE_PF") != "" && strings.Contains(string(cmdline), " podlace.vm=")
 }
 
-// RealNIC prepares the network card of RealPF with the given number of VFs. RealNIC first waits until all VFs have returned from the pods
-// of earlier tests, and restores the names of the VFs. Then RealNIC sets the PF up and waits for its carrier.
+// RealNIC prepares the card of RealPF with a number of VFs. It waits until all VFs are back from earlier tests' pods, restores their names,
+// sets the PF up and waits for its carrier.
 func RealNIC(t testing.TB, vfs int) NIC {
 	t.Helper()
 	device := RealPF(t)
@@ -138,7 +135,7 @@ func Interface(t testing.TB, device string) (name string) {
 	return name
 }
 
-// Await waits until so() returns true, and fails the test after nicTimeout.
+// Await waits until so returns true. nicTimeout fails the test.
 func Await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(nicTimeout); !so(); time.Sleep(10 * time.Millisecond) {

@@ -10,8 +10,7 @@ import (
 // Object is a plugin configuration in a test.
 type Object map[string]any
 
-// With returns a copy of the configuration in which the given keys are changed. The arguments of With are a key, its value, the next key,
-// its value, and so on. A nil value removes the key.
+// With returns a copy of the configuration with other values, given as pairs of a key and a value. A nil value removes the key.
 func (o Object) With(pairs ...any) Object {
 	out := maps.Clone(o)
 	for i := 0; i < len(pairs); i += 2 {
@@ -23,8 +22,7 @@ func (o Object) With(pairs ...any) Object {
 	return out
 }
 
-// Call returns a copy of the configuration in which the given keys are changed, like `With()`. If a key begins with CNI_, Call sets an
-// environment variable in env and does not change the configuration.
+// Call is With, but sets an environment variable in env for a key that begins with CNI_.
 func (o Object) Call(env map[string]string, pairs ...any) Object {
 	for i := 0; i < len(pairs); i += 2 {
 		if key := pairs[i].(string); strings.HasPrefix(key, "CNI_") {

@@ -19,11 +19,10 @@ import (
 	"testing"
 )
 
-// sandboxes is the number of sandboxes that run the tests of one package at once. It exceeds one because tests wait for the kernel half of
-// their time.
+// sandboxes is how many run a package's tests at once, more than one because tests wait for the kernel half of their time.
 const sandboxes = 3
 
-// partEnv is set in a process that must not distribute its tests. With the value onePart, it runs a part of a parallel run.
+// partEnv is set in a process that must not distribute its tests, to onePart if this is a part of a parallel run.
 const (
 	partEnv = "KERNELTEST_PART"
 	onePart = "part"
@@ -32,8 +31,8 @@ const (
 // unavailable is added to the exit status of a part without a sandbox. Package testing exits with 0, 1 or 2.
 const unavailable = 100
 
-// selected returns the names of the tests that a parallel run distributes, or nil if the tests must share a process: a flag collects data
-// about the whole process or names a subtest, or there is nothing to distribute.
+// selected returns the tests that a parallel run distributes, or nil if they must share a process: a flag collects data about it or names a
+// subtest, or there is nothing to distribute.
 func selected() []string {
 	if !flag.Parsed() {
 		flag.Parse()
@@ -75,8 +74,8 @@ type parts struct {
 	status int      // highest exit status of a part
 }
 
-// runParts runs the tests in several sandboxes at once, and returns the exit status for "go test". The output of a part is printed when the
-// part ends, because lines of different tests must not mix.
+// runParts runs the tests in several sandboxes at once, and returns the exit status for "go test". A part's output comes at its end, so
+// that lines of different tests do not mix.
 func runParts(names []string) int {
 	p := &parts{names: names}
 	var running sync.WaitGroup

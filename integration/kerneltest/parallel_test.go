@@ -12,8 +12,8 @@ import (
 // partHelper is set in the runs that TestParts starts.
 const partHelper = "KERNELTEST_PARTS"
 
-// TestParts runs two tests at once. Each runs once, in a sandbox; their lines stay together, and one verdict follows. A test that -skip
-// names does not run.
+// TestParts runs two tests at once, each once in a sandbox. Their lines stay together, and one verdict follows. A test that -skip names
+// does not run.
 func TestParts(t *testing.T) {
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {

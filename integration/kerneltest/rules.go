@@ -41,8 +41,7 @@ func EmptyNFT(t testing.TB) {
 	t.Cleanup(func() { Must(t, FlushNFT()) })
 }
 
-// Records takes a snapshot of the host and returns the lines that contain all the given texts. Records removes the prefix "host: " from
-// each line.
+// Records takes a snapshot of the host and returns the lines with all the given texts, without the prefix "host: ".
 func Records(t testing.TB, parts ...string) (lines []string) {
 	t.Helper()
 	s, err := snapshot.Take(snapshot.Options{})
@@ -61,8 +60,7 @@ next:
 	return lines
 }
 
-// Golden compares the chains and rules of an nftables table of family inet with a golden file in the folder testdata. If "update" is true,
-// Golden first writes the current chains and rules to the golden file.
+// Golden compares the chains and rules of an inet nftables table with a golden file in testdata, which it first writes if update is set.
 func Golden(t testing.TB, table string, update bool) {
 	t.Helper()
 	var got strings.Builder

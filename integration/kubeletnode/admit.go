@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubeletnode models how the kubelet of Kubernetes 1.37 admits pods and chooses their devices and CPUs, for simulations. It uses
-// the hints and the merge of pkg/cli/kubelet, and implements the choice of devices and the static policy of the CPU manager for CPUs
-// without hyperthreads. It chooses the same devices as the kubelet, except for arbitrary choices: where the kubelet uses the random order
-// of a Go map, this package calls a function of type Pick.
+// the hints and the merge of pkg/cli/kubelet, and implements the choice of devices and the static CPU policy without hyperthreads. Where
+// the kubelet depends on the random order of a Go map, it calls a Pick; all other choices are the same.
 package kubeletnode
 
 import (
@@ -13,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// ErrAffinity is the error of Admit if the Topology Manager refuses a pod. A real kubelet reports ErrAffinity as TopologyAffinityError, and
-// each other error as UnexpectedAdmissionError.
+// ErrAffinity means that the Topology Manager refuses a pod, which a kubelet reports as TopologyAffinityError. All other errors are
+// UnexpectedAdmissionError there.
 var ErrAffinity = errors.New("resources cannot be allocated with topology locality")
 
 // Node emulates the kubelet of a node.
@@ -29,22 +28,19 @@ type Node struct {
 	trace trace
 }
 
-// A trace contains two functions with which tests observe Admit. Admit calls one function with the hints of all resources. Admit calls the
-// other function with the index of each admitted container.
+// A trace observes Admit in tests: one function gets the hints of all resources, the other the index of each admitted container.
 type trace struct {
 	lists     func([][]kubelet.Hint)
 	container func(int)
 }
 
-// Request is the number of VFs and CPUs that a container requests. Only containers of guaranteed pods request CPUs. In this package, init
-// containers never request CPUs.
+// Request is the number of VFs and CPUs of a container. Only those of guaranteed pods request CPUs; init containers never do here.
 type Request struct{ VFs, CPUs int }
 
-// Pod contains the requests of the init containers and of the containers of a pod. The init containers run one after the other, before the
-// containers start.
+// Pod has the requests of its init containers, which run one after the other, and then of its containers.
 type Pod struct{ Init, Containers []Request }
 
-// Grant contains the hint, the VFs and the CPUs of each container of a pod. The init containers are the first entries.
+// Grant is the hint, the VFs and the CPUs of each container of a pod, init containers first.
 type Grant struct {
 	Hints     []kubelet.Hint
 	VFs, CPUs [][]int
@@ -100,7 +96,7 @@ func (n *Node) admit(p Pod) (Grant, error) {
 	return g, nil
 }
 
-// allocate() gives a container VFs and CPUs near the NUMA nodes of the hint.
+// allocate gives a container VFs and CPUs near the NUMA nodes of the hint.
 func (n *Node) allocate(r Request, hint kubelet.Hint, reusable []int) (vfs, cpus []int, err error) {
 	if r.VFs > 0 {
 		vfs, err = choose(n.VFs, hint, r.VFs, reusable, n.Prefer, n.Pick)
@@ -111,8 +107,7 @@ func (n *Node) allocate(r Request, hint kubelet.Hint, reusable []int) (vfs, cpus
 	return vfs, cpus, err
 }
 
-// mergedHint merges the hints of all resource managers for a request. mergedHint also reports whether the Topology Manager admits the
-// request.
+// mergedHint merges the hints of all resource managers for a request, and reports whether the Topology Manager admits it.
 func (n *Node) mergedHint(r Request, reusable []int) (kubelet.Hint, bool) {
 	if n.Policy == kubelet.None {
 		return kubelet.Hint{}, true
@@ -130,8 +125,7 @@ func (n *Node) mergedHint(r Request, reusable []int) (kubelet.Hint, bool) {
 	return kubelet.Merge(n.Policy, n.VFs.Machine, lists)
 }
 
-// podRequest computes the number of VFs and CPUs that the whole pod requests. podRequest returns the sum of the requests of all containers.
-// If an init container requests more VFs than this sum, podRequest returns the number of VFs of the init container instead.
+// podRequest returns what the whole pod requests: the sum of its containers, or the VFs of an init container that requests more.
 func (p Pod) podRequest() Request {
 	var sum Request
 	for _, r := range p.Containers {

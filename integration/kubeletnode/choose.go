@@ -9,15 +9,14 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// Prefer emulates the call GetPreferredAllocation of a device plugin. The result is n of the available devices, including all devices in
-// the argument "must".
+// Prefer emulates GetPreferredAllocation of a device plugin. It returns n available devices, including all of must.
 type Prefer func(available, must []int, n int) []int
 
-// Pick returns n of the given devices. Tests use a Pick function instead of the kubelet's arbitrary choice between equally good devices.
+// Pick returns n of the devices, in place of the kubelet's arbitrary choice between equally good ones.
 type Pick func(from []int, n int) []int
 
-// choose selects n devices near the NUMA nodes of a hint, and marks them as in use. Like the kubelet, choose calls prefer() only if several
-// choices are possible. The argument "prefer" is nil for a plugin without GetPreferredAllocation.
+// choose marks n devices near the NUMA nodes of a hint as in use. Like the kubelet, it calls prefer only if there are several choices; nil
+// stands for a plugin without GetPreferredAllocation.
 func choose(d *kubelet.Devices, h kubelet.Hint, n int, reusable []int, prefer Prefer, pick Pick) ([]int, error) {
 	if !slices.Contains(d.Healthy, true) {
 		return nil, fmt.Errorf("no healthy device")
@@ -55,8 +54,7 @@ func choose(d *kubelet.Devices, h kubelet.Hint, n int, reusable []int, prefer Pr
 	return c.done(d)
 }
 
-// byAffinity splits devices into three lists: devices near a NUMA node of the hint, devices near other NUMA nodes, and devices whose NUMA
-// node is unknown.
+// byAffinity splits devices into those near a NUMA node of the hint, those near others, and those of unknown nodes.
 func byAffinity(d *kubelet.Devices, h kubelet.Hint, available []int) (aligned, unaligned, unknown []int) {
 	if h.Nodes == 0 || !slices.ContainsFunc(d.Near, func(m kubelet.Mask) bool { return m != 0 }) {
 		return nil, nil, available
@@ -80,8 +78,7 @@ type choice struct {
 	pick  Pick
 }
 
-// addDevices adds devices of a list to the choice until the choice is complete or the list ends. addDevices returns true if the choice is
-// complete.
+// addDevices adds devices of a list to the choice, and reports whether it is complete.
 func (c *choice) addDevices(from []int) bool {
 	from = slices.DeleteFunc(slices.Clone(from), func(i int) bool { return slices.Contains(c.taken, i) })
 	if len(from) > c.need {

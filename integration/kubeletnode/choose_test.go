@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// pickLast returns the last n devices of the list. A recordingPlugin prefers the first devices, so a test can see whether pickLast or the
-// plugin made the choice.
+// pickLast returns the last n devices, while a recordingPlugin prefers the first, so that a test sees which of them chose.
 func pickLast(from []int, n int) []int { return from[len(from)-n:] }
 
 // A recordingPlugin emulates a device plugin that prefers the first devices, and records all requests.
@@ -69,8 +68,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestAsMeasured checks that Admit allocates the same VFs as a real kubelet 1.37. The node has the policy best-effort and four VFs near
-// each of its two NUMA nodes.
+// Admit allocates the same VFs as a real kubelet 1.37 with the policy best-effort and four VFs near each of two NUMA nodes.
 func TestAsMeasured(t *testing.T) {
 	var p recordingPlugin
 	n := Node{Policy: kubelet.BestEffort, VFs: ParseDevices(3, "0 0 0 0 1 1 1 1"), Prefer: p.prefer, Pick: pickLast}
@@ -132,7 +130,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestNothingTwice checks that two pods never have the same VF or CPU, and that all VFs and CPUs are free after the last Remove.
+// Two pods never have the same VF or CPU, and all are free after the last Remove.
 func TestNothingTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(from []int, n int) []int {
@@ -193,7 +191,7 @@ func TestCPUs(t *testing.T) {
 		}
 		got = append(got, cpus)
 	}
-	// A request for four CPUs gets all four CPUs of a NUMA node. Smaller requests get CPUs of the NUMA node with the fewest free CPUs.
+	// A request for four CPUs gets all of a NUMA node. Smaller ones get those of the node with the fewest free CPUs.
 	if want := [][]int{{0}, {1}, {4, 5, 6, 7}, {2, 3}}; !cmp.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

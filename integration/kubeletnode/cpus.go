@@ -42,9 +42,8 @@ func (c *CPUs) Take(h kubelet.Hint, n int) ([]int, error) {
 	return chosen, nil
 }
 
-// selectCPUs selects n CPUs. selectCPUs first looks for NUMA nodes whose CPUs are all free. If the request still needs at least as many
-// CPUs as such a node has, selectCPUs takes all CPUs of the node. selectCPUs takes the remaining CPUs from other nodes, and starts with the
-// node that has the fewest free CPUs.
+// selectCPUs selects n CPUs: whole NUMA nodes that are free, as long as the request needs all of their CPUs, and the rest from the others,
+// beginning with the one that has the fewest free CPUs.
 func (c *CPUs) selectCPUs(from []int, n int) []int {
 	byNode := map[kubelet.Mask][]int{}
 	for _, i := range from {

@@ -8,8 +8,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// ParseDevices creates a resource from a text with one word for each device. Each word contains the NUMA nodes of the device, or "-" if the
-// NUMA nodes are unknown. A word ends with "!" if the device is unhealthy, and with "x" if the device is in use.
+// ParseDevices creates a resource from one word for each device: its NUMA nodes, or "-" if unknown, followed by "!" if it is unhealthy and
+// "x" if it is in use.
 func ParseDevices(machine kubelet.Mask, words string) *kubelet.Devices {
 	d := kubelet.NewDevices(machine, make([]kubelet.Mask, len(strings.Fields(words))))
 	for i, word := range strings.Fields(words) {

@@ -16,9 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// The file testdata/recording.json.gz contains results of the code of Kubernetes v1.37.0: the Topology Manager, the device manager and the
-// static CPU policy. The program integration/sim/oracle in commit 79b40d7 recorded these results for 500 random sets of hints, and for
-// random pods on 64 random nodes.
+// Results of the code of Kubernetes v1.37.0 (Topology Manager, device manager and static CPU policy) for 500 random sets of hints, and for
+// random pods on 64 random nodes, recorded by integration/sim/oracle in commit 79b40d7.
 type (
 	recording struct {
 		Kubernetes string
@@ -105,9 +104,8 @@ func readRecording(t *testing.T) recording {
 	return r
 }
 
-// The recording contains results of the code of Kubernetes. TestRecording checks that this package and pkg/cli/kubelet return the same
-// results. The results are hints, merged hints, requests to the plugin, reasons and devices. Where Kubernetes chose devices in random
-// order, the function Pick returns the recorded devices.
+// TestRecording compares this package and pkg/cli/kubelet with the recorded results of Kubernetes: hints, merged hints, requests to the
+// plugin, reasons and devices. Pick returns the recorded devices where Kubernetes chose in random order.
 func TestRecording(t *testing.T) {
 	r := readRecording(t)
 	for i, m := range r.Merges {
@@ -203,7 +201,7 @@ func (r *replay) runStep(number int) string {
 	copy(r.got.VFs, g.VFs)
 	copy(r.got.Taken, g.CPUs)
 	r.got.Gone, r.got.Healthy, r.got.Init, r.got.Containers = r.want.Gone, r.want.Healthy, r.want.Init, r.want.Containers
-	// The field Lists is compared separately, because a nil list of hints differs from an empty list.
+	// Lists is compared separately, because a nil list of hints differs from an empty one.
 	return cmp.Diff(r.want.Lists, r.got.Lists) + cmp.Diff(r.want, r.got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(recordedStep{}, "Lists"))
 }
 

@@ -10,16 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival contains the number of bytes that had arrived at a certain time, including headers. The field At is the time since the first
-// byte.
+// An Arrival is how many bytes, with headers, had arrived at a time since the first byte.
 type Arrival struct {
 	At   time.Duration `json:"at"`
 	Wire float64       `json:"wire"`
 }
 
-// Arrivals contains one Arrival for the end of each [Interval]; the times are approximate. For TCP, Arrivals counts the bytes that the
-// kernel has received, including duplicates and segments that follow a lost segment. Counting the bytes that an application reads would be
-// misleading. After a lost segment, the application reads many bytes at once, as if the traffic exceeded a rate limit.
+// Arrivals has one Arrival for about the end of each [Interval]. For TCP, it counts the bytes that the kernel has received, including
+// duplicates and segments after a lost one. What an application reads would mislead, because it gets many bytes at once after a lost
+// segment, as if the traffic exceeded a rate limit.
 type Arrivals []Arrival
 
 // Rate returns the mean rate in bit/s between two times.
@@ -34,7 +33,7 @@ func (a Arrivals) Rate(from, to time.Duration) float64 {
 	return 8 * (a.bytesAt(to) - a.bytesAt(from)) / (to - from).Seconds()
 }
 
-// bytesAt returns the number of bytes that had arrived at the given time. Between two arrivals, bytesAt interpolates.
+// bytesAt returns how many bytes had arrived by a time, interpolated between arrivals.
 func (a Arrivals) bytesAt(at time.Duration) float64 {
 	var last Arrival
 	for _, next := range a {
@@ -56,14 +55,14 @@ func (a Arrivals) Peak() (peak float64) {
 	return peak
 }
 
-// The type segmentCount is the number of TCP segments that the kernel had received at a certain time.
+// segmentCount is how many TCP segments the kernel had received at a time.
 type segmentCount struct {
 	at       time.Duration
 	received uint64
 }
 
-// sampleSegments first waits for the first segment, or until ctx ends. Then sampleSegments reads the kernel's counter of received segments
-// at the end of each Interval, until the end of the measurement window.
+// sampleSegments waits for the first segment or the end of ctx, and then reads the kernel's counter at the end of each Interval until the
+// window ends.
 func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (seen []segmentCount) {
 	select {
 	case <-ctx.Done():
@@ -77,7 +76,7 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 		case <-time.After(time.Until(counts.first.Add(next))):
 		}
 		s := segmentCount{received: segmentsOf(conns), at: time.Since(counts.first)}
-		// sampleSegments drops a value that it read after the end of the measurement window.
+		// A value that was read after the window is dropped.
 		if s.at > counts.window {
 			return seen
 		}
@@ -86,8 +85,7 @@ func sampleSegments(ctx context.Context, conns []*net.TCPConn, counts *tally) (s
 	}
 }
 
-// segmentsOf returns the number of received segments with data. Virtual links can transfer several segments as one large packet (GSO). The
-// kernel's counter counts each segment in such a packet.
+// segmentsOf returns the number of received segments with data. The kernel counts each segment of a large packet (GSO).
 func segmentsOf(conns []*net.TCPConn) (received uint64) {
 	for _, conn := range conns {
 		raw, err := conn.SyscallConn()

@@ -2,12 +2,11 @@
 
 // Package meter sends TCP or UDP traffic from one network namespace to another and measures the received rate.
 //
-// A [Flow] goes from a sender to a receiver. The sender and the receiver each have a [Place]. A [Place] opens sockets inside its network
-// namespace. The sockets belong to that namespace, so any goroutine can use them. The measurement starts with the first byte that the
-// receiver reads. The measured time therefore does not include the time to connect.
+// The two ends of a [Flow] each have a [Place], which opens sockets inside a network namespace. The sockets belong to it, so any goroutine
+// can use them. The measurement starts with the first byte that the receiver reads, and thus does not include the time to connect.
 //
-// Each rate has two values. The rate Payload counts the bytes that an application sees. The rate Wire also counts Ethernet, IP and
-// transport headers, like a traffic shaper. The rate Wire is an estimate.
+// Of each rate, Payload counts the bytes that an application sees. Wire also counts Ethernet, IP and transport headers, like a traffic
+// shaper, and is an estimate.
 package meter
 
 import (
@@ -25,7 +24,7 @@ const Interval = 100 * time.Millisecond
 // Protocol is the transport protocol of a flow.
 type Protocol string
 
-// These constants are the supported transport protocols.
+// The supported protocols.
 const (
 	TCP Protocol = "tcp"
 	UDP Protocol = "udp"
@@ -34,13 +33,13 @@ const (
 // ErrSilent means that no byte arrived at the receiver.
 var ErrSilent = errors.New("nothing arrived")
 
-// A Place runs a function inside a network namespace. All sockets that the function opens belong to this namespace for their whole life.
+// A Place runs a function inside a network namespace, to which all sockets that it opens belong for good.
 type Place func(func() error) error
 
-// Here is a Place. The function Here runs f() in the network namespace of the process.
+// Here is the Place of the process's network namespace.
 func Here(f func() error) error { return f() }
 
-// A Flow contains the configuration of one measurement.
+// A Flow is the configuration of one measurement.
 type Flow struct {
 	Protocol Protocol
 	From     Place          // the sender's place
@@ -76,8 +75,8 @@ type Result struct {
 	Mean        Rate          `json:"mean"`
 }
 
-// Run measures a flow. Run ends when the duration of the flow is over or ctx is done. Run returns ErrSilent if no byte arrived. When Run
-// returns, all sockets of Run are closed and all goroutines of Run have ended.
+// Run measures a flow until its duration is over or ctx is done. It returns ErrSilent if no byte arrived. On return, its sockets are closed
+// and its goroutines have ended.
 func Run(ctx context.Context, flow Flow) (Result, error) {
 	flow, err := flow.complete()
 	if err != nil {
@@ -114,7 +113,7 @@ func (f Flow) complete() (Flow, error) {
 	return f, nil
 }
 
-// target() returns the address to which the sender sends. The argument "listening" is the address on which the receiver listens.
+// target returns the address to which the sender sends, given the one on which the receiver listens.
 func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	if f.Dial.IsValid() {
 		return f.Dial
@@ -122,14 +121,12 @@ func (f Flow) target(listening netip.AddrPort) netip.AddrPort {
 	return listening
 }
 
-// pauseFactor is the number of times that one pause of the machine can delay the same packet: in the sender, in the kernel's queues and in
-// the receiver.
+// pauseFactor is how often one pause of the machine can delay the same packet: in the sender, in the kernel's queues and in the receiver.
 const pauseFactor = 3
 
-// Range returns the lowest and the highest rate that the link may have had between two times. The argument "rate" is the rate that the
-// meter measured between these times. Pauses of the machine delay packets and reads, and therefore make the range wider. Traffic exceeds a
-// rate limit only if the lowest possible rate exceeds it. If "from" is 0, pauses do not change the lowest rate, because the sender sent
-// nothing before this time.
+// Range returns the lowest and highest rate that the link may have had between two times with this measured rate. Pauses of the machine
+// delay packets and reads, so they widen the range. Traffic exceeds a limit only if the lowest rate does. From 0 on, pauses leave the
+// lowest rate as it is, because nothing was sent earlier.
 func (r Result) Range(rate float64, from, to time.Duration) (low, high float64) {
 	window, late, lost := to-from, r.Lead, r.Lead+pauseFactor*r.Paused
 	if from > 0 {

@@ -41,8 +41,7 @@ func loopback(is4 bool) netip.AddrPort {
 	return netip.MustParseAddrPort("[::1]:0")
 }
 
-// maxSeconds is a timeout in seconds that is long enough for a slow machine. maxSeconds is less than a minute: some flows last a minute,
-// and the tests must not wait for their end.
+// maxSeconds is enough for a slow machine but less than a minute, because some flows last a minute and tests must not wait for their end.
 const maxSeconds = 30
 
 func within(t *testing.T, what string, got, low, high float64) {
@@ -52,8 +51,7 @@ func within(t *testing.T, what string, got, low, high float64) {
 	}
 }
 
-// expectRate reports an error only if the rate is certainly lower than the argument "low" or higher than the argument "high". Pauses of the
-// machine make a measured rate uncertain.
+// expectRate fails only if the rate is certainly below low or above high, since pauses of the machine make it uncertain.
 func (r Result) expectRate(t *testing.T, what string, rate float64, from, to time.Duration, low, high float64) {
 	t.Helper()
 	if least, most := r.Range(rate, from, to); most < low || least > high {
@@ -61,8 +59,7 @@ func (r Result) expectRate(t *testing.T, what string, rate float64, from, to tim
 	}
 }
 
-// TestRange checks that a late first byte and pauses make the result of Range wider. If the measured time starts with the first byte,
-// pauses must not change the lowest rate.
+// A late first byte and pauses widen the result of Range. From the first byte on, pauses leave the lowest rate as it is.
 func TestRange(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -84,7 +81,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestPauses stops the process with SIGSTOP for some time, and checks that watchPauses measures this time.
+// TestPauses stops the process with SIGSTOP, which watchPauses must measure.
 func TestPauses(t *testing.T) {
 	stop := watchPauses()
 	start := time.Now()
@@ -143,7 +140,7 @@ func TestMeasuredTCP(t *testing.T) {
 		if n == 0 || n > 3 {
 			t.Fatalf("%d arrivals in 3 intervals", n)
 		}
-		// The byte counts in Arrivals can be larger than those in Samples, because bytes arrive before the receiver reads them.
+		// Arrivals can exceed Samples, because bytes arrive before the receiver reads them.
 		within(t, "arrived", got.Arrivals[n-1].Wire, 0.95*float64(sum(got.Samples[:n])), 3*float64(got.Bytes))
 	}
 }
@@ -155,7 +152,7 @@ func sum(counts []uint64) (all uint64) {
 	return all
 }
 
-// TestSegmentsCountUnread checks that segmentsOf counts segments that the receiver has not yet read.
+// segmentsOf counts segments that the receiver has not yet read.
 func TestSegmentsCountUnread(t *testing.T) {
 	flow := Flow{From: Here, To: Here, Listen: loopback(true), Patience: time.Second, Streams: 2}
 	listener, err := listenTCP(t.Context(), flow)
@@ -205,8 +202,7 @@ func TestFlowBetweenPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pod.Close()
-	// The interface lo of the pod is down, so the sender cannot reach a receiver in the pod. If the receiver's socket were in the wrong
-	// namespace, the sender could reach it.
+	// lo of the pod is down, so the sender can reach a receiver only if its socket is in the wrong namespace.
 	_, err = Run(t.Context(), Flow{
 		Protocol: UDP, To: pod.Do, Listen: loopback(true),
 		Duration: time.Second, Patience: 300 * time.Millisecond, Rate: 1e6,
@@ -232,7 +228,7 @@ func TestSilence(t *testing.T) {
 	within(t, "seconds", time.Since(start).Seconds(), 0.2, maxSeconds)
 }
 
-// TestSilentConnection checks that Run returns ErrSilent if a relay accepts the connection but forwards no data.
+// A relay accepts the connection but forwards no data.
 func TestSilentConnection(t *testing.T) {
 	listen := netip.MustParseAddrPort("127.0.0.1:4996")
 	relay, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(loopback(true)))

@@ -4,12 +4,12 @@ package meter
 
 import "time"
 
-// pauseTick is the interval at which watchPauses reads the clock. A delay of at most pauseTick does not count as a pause, because even an
-// idle machine delays timers by this time.
+// pauseTick is the interval at which watchPauses reads the clock. A delay of this length is no pause, because even an idle machine delays
+// timers by it.
 const pauseTick = time.Millisecond
 
-// watchPauses starts to measure how long the process is paused. A timer that fires late shows a pause. The returned function ends the
-// measurement and returns the sum of all pauses.
+// watchPauses starts to measure, by timers that fire late, how long the process is paused. The returned function ends this and returns the
+// sum.
 func watchPauses() (stop func() time.Duration) {
 	ended, sum := make(chan struct{}), make(chan time.Duration)
 	last := time.Now() // on a busy machine the goroutine below may start after a first pause

@@ -29,16 +29,16 @@ const (
 	echo6, reply6 = 128, 129
 )
 
-// RoundTrips is the result of a [Ping]. For the percentiles, a request without a reply counts as if its round-trip time were the timeout.
+// RoundTrips is the result of a [Ping]. In percentiles, a request without a reply counts as if it took the timeout.
 type RoundTrips struct {
 	Samples       []time.Duration // of answered requests, in the order of sending
 	Sent, Lost    int
 	P50, P95, P99 time.Duration
 }
 
-// Ping sends an ICMP echo request every [PingInterval] from the sender's namespace to the receiver's address. Ping uses only the fields
-// From, Listen (without the port), Duration and Patience of the flow. Ping needs CAP_NET_RAW in the sender's namespace for a raw socket. If
-// a reply takes longer than Patience, it counts as lost. Ping returns no error if all replies are lost.
+// Ping sends an ICMP echo request every [PingInterval] from the sender's namespace to the receiver's address. It uses only From, Listen
+// (without the port), Duration and Patience of the flow, and needs CAP_NET_RAW in the sender's namespace. A reply after more than Patience
+// counts as lost. Losing all is no error.
 func Ping(ctx context.Context, flow Flow) (RoundTrips, error) {
 	flow.Protocol = UDP // unused, but a flow needs one
 	flow, err := flow.complete()
@@ -79,8 +79,7 @@ func dialICMP(from Place, target netip.Addr) (conn *net.IPConn, err error) {
 	return conn, err
 }
 
-// PingBeside starts a flow, waits for the given time, and then pings while the flow sends. PingBeside stops the flow after the ping and
-// ignores the flow's own Duration.
+// PingBeside starts a flow, waits, and then pings while the flow sends. The ping ends the flow, whose Duration is ignored.
 func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (RoundTrips, error) {
 	flow.Duration = after + ping.Duration + time.Minute
 	ctx, stop := context.WithCancel(ctx)
@@ -103,8 +102,7 @@ func PingBeside(ctx context.Context, ping, flow Flow, after time.Duration) (Roun
 	return seen, err
 }
 
-// The type pings is the state of one Ping. Only the goroutine that receives replies uses the field samples. Each request contains the time
-// at which it was sent.
+// pings is the state of one Ping. Only the goroutine that receives replies uses samples. Each request contains its time of sending.
 type pings struct {
 	is4      bool
 	mark     uint64
@@ -113,8 +111,7 @@ type pings struct {
 	samples  []time.Duration
 }
 
-// sendRequests sends the requests at fixed times. A late request does not delay the following requests. If sendRequests cannot send a
-// request, the request counts as lost.
+// sendRequests sends the requests at fixed times, so that a late one does not delay the next. One that cannot be sent counts as lost.
 func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	for i := range p.samples {
 		select {
@@ -126,7 +123,7 @@ func (p *pings) sendRequests(ctx context.Context, conn *net.IPConn) {
 	}
 }
 
-// echoRequest returns the echo request with the number i. For ICMPv6, the kernel adds the checksum.
+// echoRequest returns echo request i. The kernel adds the checksum of ICMPv6.
 func (p *pings) echoRequest(i int) []byte {
 	message := make([]byte, pingSize)
 	message[0] = echo6
@@ -157,7 +154,7 @@ func checksum(message []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// isReply reports whether a message is a reply to one of the echo requests of the ping p.
+// isReply reports whether a message answers a request of this ping.
 func (p *pings) isReply(message []byte) bool {
 	want := byte(reply6)
 	if p.is4 {
@@ -166,8 +163,7 @@ func (p *pings) isReply(message []byte) bool {
 	return len(message) >= pingHeader && message[0] == want && binary.BigEndian.Uint64(message[icmpHeader:]) == p.mark
 }
 
-// receiveReplies reads replies until every request has a reply or has timed out. receiveReplies ignores network errors, such as an
-// unreachable host.
+// receiveReplies reads until every request has a reply or has timed out. It ignores network errors, such as an unreachable host.
 func (p *pings) receiveReplies(conn *net.IPConn) {
 	buffer := make([]byte, maxDatagram)
 	_ = conn.SetReadDeadline(p.start.Add(time.Duration(len(p.samples))*PingInterval + p.patience))
@@ -198,7 +194,7 @@ func roundTrips(samples []time.Duration, patience time.Duration) RoundTrips {
 	}
 	r.Lost = r.Sent - len(r.Samples)
 	sorted := append(slices.Sorted(slices.Values(r.Samples)), slices.Repeat([]time.Duration{patience}, r.Lost)...)
-	// at() returns a percentile with the nearest-rank method
+	// A percentile by the nearest-rank method.
 	at := func(percent int) time.Duration { return sorted[(len(sorted)*percent+99)/100-1] }
 	r.P50, r.P95, r.P99 = at(50), at(95), at(99)
 	return r

@@ -33,8 +33,7 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// answerPings answers echo requests instead of the kernel until the test ends. For each request, answerPings calls `handle()`. The last
-// argument of `handle()` is the function reply(), which sends a reply.
+// answerPings answers echo requests in place of the kernel until the test ends. handle gets each request, and reply to send an answer.
 func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]byte))) {
 	t.Helper()
 	const ignore = "/proc/sys/net/ipv4/icmp_echo_ignore_all"
@@ -69,8 +68,8 @@ func answerPings(t *testing.T, handle func(i int, request []byte, reply func([]b
 	}()
 }
 
-// TestPingAnswers checks that a request counts as lost if its reply is missing or arrives after the timeout. If a reply is slow, but
-// arrives within the timeout, the delay must be part of the measured round-trip time. Duplicates and replies to other pings do not count.
+// A missing or too late reply counts as lost. The delay of a slow one is part of the round-trip time. Duplicates and replies to other pings
+// do not count.
 func TestPingAnswers(t *testing.T) {
 	const late, patience, tooLate = 30 * time.Millisecond, 3 * time.Second, 3100 * time.Millisecond
 	answerPings(t, func(i int, request []byte, reply func([]byte)) {
@@ -110,7 +109,7 @@ func TestPingAnswers(t *testing.T) {
 	}
 }
 
-// TestPingAnsweredTwice checks that Ping waits for all replies if each reply arrives twice.
+// Ping waits for all replies if each arrives twice.
 func TestPingAnsweredTwice(t *testing.T) {
 	answerPings(t, func(_ int, request []byte, reply func([]byte)) {
 		reply(request)
@@ -122,7 +121,6 @@ func TestPingAnsweredTwice(t *testing.T) {
 	}
 }
 
-// TestPingUnanswered checks that Ping returns no error if all replies are lost.
 func TestPingUnanswered(t *testing.T) {
 	answerPings(t, func(int, []byte, func([]byte)) {})
 	got, err := Ping(t.Context(), Flow{Listen: loopback(true), Duration: 50 * time.Millisecond, Patience: 50 * time.Millisecond})
@@ -131,7 +129,7 @@ func TestPingUnanswered(t *testing.T) {
 	}
 }
 
-// TestEchoRequest checks that isReply returns false for a message with another type, another length or the mark of another ping.
+// isReply is false for a message with another type, another length or another ping's mark.
 func TestEchoRequest(t *testing.T) {
 	p, other := pings{is4: true, mark: 7}, pings{is4: true, mark: 8}
 	request := p.echoRequest(3)
@@ -154,8 +152,7 @@ func TestEchoRequest(t *testing.T) {
 	}
 }
 
-// TestPingFromAPlace checks that a ping from a pod to 127.0.0.1 fails, because the interface lo of the pod is down. If the socket were in
-// the wrong namespace, the ping would succeed.
+// lo of the pod is down, so a ping from it to 127.0.0.1 succeeds only if the socket is in the wrong namespace.
 func TestPingFromAPlace(t *testing.T) {
 	pod, err := sandbox.NewPod("ping")
 	if err != nil {
@@ -167,8 +164,7 @@ func TestPingFromAPlace(t *testing.T) {
 	}
 }
 
-// TestPingBeside checks that the flow runs until the end of the ping. PingBeside must return an error if the flow ends early or never
-// starts.
+// The flow runs until the end of the ping. If it ends early or never starts, PingBeside returns an error.
 func TestPingBeside(t *testing.T) {
 	const after = 50 * time.Millisecond
 	ping := Flow{Listen: loopback(true), Duration: 100 * time.Millisecond, Patience: maxSeconds * time.Second}

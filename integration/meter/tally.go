@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// These constants are header lengths in bytes. The header lengths include the Ethernet header, because a traffic shaper on a veth also
-// counts it. The TCP header includes the timestamp option.
+// Header lengths in bytes, with the Ethernet header, which a traffic shaper on a veth also counts, and TCP's timestamp option.
 const (
 	ethernetHeader = 14
 	ipv4Header     = 20
@@ -24,7 +23,7 @@ func ipHeader(is4 bool) int {
 	return ipv6Header
 }
 
-// The type tally counts the received bytes of each Interval. Several receivers may use the same tally concurrently.
+// tally counts the received bytes of each Interval. Several receivers may use it concurrently.
 type tally struct {
 	window time.Duration
 	opened time.Time     // before the first byte is sent
@@ -41,8 +40,7 @@ func newTally(window time.Duration) *tally {
 	return &tally{window: window, opened: time.Now(), begun: make(chan struct{}), bytes: make([]uint64, n), packets: make([]uint64, n)}
 }
 
-// addBytes counts bytes that were read at the given time, and returns the end of the measurement window. After the end of the window,
-// addBytes ignores the bytes and returns false.
+// addBytes counts bytes read at a time, and returns the end of the measurement window. After it, addBytes ignores them and returns false.
 func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +58,8 @@ func (t *tally) addBytes(now time.Time, n int) (end time.Time, open bool) {
 	return end, true
 }
 
-// sumBetween returns the total bytes and packets of the samples that begin between two times. The result "took" is the time between "from"
-// and "to", without the part after the end of the measurement window.
+// sumBetween returns the bytes and packets of the samples that begin between two times. took is the time between them without the part
+// after the measurement window.
 func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took time.Duration) {
 	from, to = min(from, t.window), min(to, t.window)
 	for i := range t.bytes {
@@ -73,18 +71,17 @@ func (t *tally) sumBetween(from, to time.Duration) (bytes, packets uint64, took 
 	return bytes, packets, to - from
 }
 
-// The type wireBytes is a function that converts the number of payload bytes and packets to the number of bytes on the link.
+// wireBytes converts payload bytes and packets to bytes on the link.
 type wireBytes func(bytes, packets uint64) float64
 
-// perPacket returns a function that adds one header per packet. Use perPacket for UDP, because each UDP read returns one packet.
+// perPacket adds one header per packet, for UDP, where a read returns one packet.
 func perPacket(header int) wireBytes {
 	return func(bytes, packets uint64) float64 {
 		return float64(bytes) + float64(packets)*float64(header)
 	}
 }
 
-// perSegment returns a function that adds one header per segment of mss bytes. Use perSegment for TCP, because TCP reads do not show the
-// number of packets.
+// perSegment adds one header per segment of mss bytes, for TCP, where reads do not show packets.
 func perSegment(mss, header int) wireBytes {
 	return func(bytes, _ uint64) float64 {
 		return float64(bytes) * float64(mss+header) / float64(mss)
@@ -115,7 +112,6 @@ func (t *tally) result(wire wireBytes) Result {
 	return r
 }
 
-// isEmpty reports whether the receivers have counted no bytes.
 func (t *tally) isEmpty() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

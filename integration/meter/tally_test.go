@@ -12,7 +12,7 @@ import (
 func TestTally(t *testing.T) {
 	start := time.Now()
 	counts := newTally(2500 * time.Millisecond)
-	// The flow sends at full rate for one second, and then at a quarter of this rate.
+	// One second at full rate, then a quarter of it.
 	for ms := 0; ms < 4000; ms += 50 {
 		n := 1000
 		if ms >= 1000 {
@@ -59,7 +59,7 @@ func TestWindowShorterThanASecond(t *testing.T) {
 
 func TestArrivals(t *testing.T) {
 	const ms = time.Millisecond
-	// The rates of the three samples are 800, 400 and 1600 kbit/s. The second sample is 100 ms late.
+	// The samples have 800, 400 and 1600 kbit/s. The second is 100 ms late.
 	a := Arrivals{{100 * ms, 10e3}, {300 * ms, 20e3}, {400 * ms, 40e3}}
 	for _, c := range []struct {
 		from, to time.Duration

@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// tcpBuffer is the buffer size of one read or write in bytes. With this size, the cost of the system calls is negligible even at tens of
-// Gbit/s.
+// tcpBuffer is the size of one read or write in bytes, at which system calls cost little even at tens of Gbit/s.
 const tcpBuffer = 256 << 10
 
 func runTCP(ctx context.Context, cancel context.CancelFunc, flow Flow) (Result, error) {
@@ -92,7 +91,7 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 				return err
 			}
 			tcp := conn.(*net.TCPConn)
-			// With SO_LINGER 0, Close discards the data in the send buffer. Otherwise, this data would disturb the next flow.
+			// With SO_LINGER 0, Close discards the send buffer, whose data would disturb the next flow.
 			_ = tcp.SetLinger(0)
 			conns = append(conns, tcp)
 		}
@@ -101,7 +100,6 @@ func dialTCP(ctx context.Context, flow Flow, target netip.AddrPort) (conns []*ne
 	return conns, err
 }
 
-// setControl sets the congestion control algorithm of a sender's socket.
 func (f Flow) setControl(_, _ string, conn syscall.RawConn) (err error) {
 	if f.Control == "" {
 		return nil
@@ -205,8 +203,8 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// networkName returns the name of a network for the Go package net. The name contains the address family, for example "tcp4". Without the
-// address family, package net would check only once whether IPv6 works, and would use the same answer in all namespaces.
+// networkName returns a network for package net with the address family, such as "tcp4". Without it, package net would check only once
+// whether IPv6 works, and use that answer in all namespaces.
 func networkName(p Protocol, addr netip.AddrPort) string {
 	if addr.Addr().Unmap().Is4() {
 		return string(p) + "4"

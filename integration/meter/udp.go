@@ -74,8 +74,7 @@ func dialUDP(flow Flow, target netip.AddrPort) (conn *net.UDPConn, err error) {
 	return conn, err
 }
 
-// sendUDP sends datagrams at the rate of the flow until ctx is done. sendUDP ignores send errors, because a measurement counts only the
-// received datagrams.
+// sendUDP sends datagrams at the flow's rate until ctx is done. It ignores send errors, because only received datagrams count.
 func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sent *atomic.Uint64) {
 	packet := make([]byte, flow.Size)
 	binary.BigEndian.PutUint64(packet, mark)
@@ -96,8 +95,7 @@ func sendUDP(ctx context.Context, conn *net.UDPConn, flow Flow, mark uint64, sen
 	}
 }
 
-// receiveUDP counts the received datagrams that contain the given mark. Each flow has a mark of its own, so receiveUDP ignores datagrams of
-// earlier flows.
+// receiveUDP counts the datagrams with the flow's mark, and ignores those of earlier flows.
 func receiveUDP(conn *net.UDPConn, counts *tally, mark uint64, patience time.Duration) {
 	buffer := make([]byte, maxDatagram)
 	deadline := time.Now().Add(patience)

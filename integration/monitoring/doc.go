@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package monitoring tests conf/grafana and conf/prometheus. A separate go.mod pins the versions of Prometheus' parser and promtool, so
-// that Podlace's own go.mod does not require these modules. testdata lists the metrics that each program serves. Tests in the packages of
-// these programs compare the lists in testdata with the served metrics.
+// Package monitoring tests conf/grafana and conf/prometheus. It is a module of its own, so that Podlace does not require Prometheus' parser
+// and promtool. testdata lists the metrics that each program serves, which tests of these programs compare.
 package monitoring

@@ -36,13 +36,12 @@ func read(t testing.TB, path string) string {
 	return string(text)
 }
 
-// listedMetric is one line of a list of metrics in testdata.
+// listedMetric is one line of a list in testdata.
 type listedMetric struct {
 	kind   string
 	labels []string
 }
 
-// metricsOf returns the metrics of the given lists by metric name.
 func metricsOf(t testing.TB, files ...string) map[string]listedMetric {
 	t.Helper()
 	found := map[string]listedMetric{}
@@ -59,15 +58,15 @@ func allServed(t testing.TB) map[string]listedMetric {
 	return metricsOf(t, "podlace-node", "sriov-device-plugin", "sriov-dra")
 }
 
-// The type queryChecker collects the mistakes in a query, such as a metric that no program serves.
+// queryChecker collects a query's mistakes, such as a metric that no program serves.
 type queryChecker struct {
 	metrics  map[string]listedMetric
 	known    []string // the labels that every metric has after the scrape, and those of the selected metrics
 	problems []string
 }
 
-// checkQuery returns the mistakes in a query: metrics and labels that no program serves, and functions that do not suit the type of a
-// metric. The argument `texts` contains legends or annotations with labels in braces.
+// checkQuery returns a query's mistakes: metrics and labels that no program serves, and functions that do not suit a metric's type. texts
+// are legends or annotations with labels in braces.
 func checkQuery(metrics map[string]listedMetric, query string, texts ...string) []string {
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
 	if err != nil {
@@ -100,7 +99,7 @@ func (c *queryChecker) add(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// The method use() checks that each metric in the query has the given labels.
+// use checks that the query's metrics have these labels.
 func (c *queryChecker) use(where string, labels ...string) {
 	for _, label := range labels {
 		if !slices.Contains(c.known, label) {
@@ -130,8 +129,7 @@ func (c *queryChecker) selector(selector *parser.VectorSelector, ranged bool) {
 	c.known = append(c.known, m.labels...)
 }
 
-// The method aggregate() checks the labels of an aggregation. If the aggregation drops the label `instance`, no legend or annotation may
-// contain this label.
+// aggregate checks an aggregation's labels. If it drops `instance`, no legend or annotation may contain it.
 func (c *queryChecker) aggregate(a *parser.AggregateExpr, texts []string) {
 	c.use(a.String(), a.Grouping...)
 	if a.Without || a.Op == parser.TOPK || a.Op == parser.BOTTOMK || slices.Contains(a.Grouping, "instance") {
@@ -144,7 +142,7 @@ func (c *queryChecker) aggregate(a *parser.AggregateExpr, texts []string) {
 	}
 }
 
-// labelsIn returns the label names in a legend of Grafana or an annotation of Prometheus.
+// labelsIn returns the labels in a Grafana legend or a Prometheus annotation.
 func labelsIn(text string) (labels []string) {
 	for _, match := range regexp.MustCompile(`{{ *(?:\$labels\.)?([a-z_]+) *}}`).FindAllStringSubmatch(text, -1) {
 		labels = append(labels, match[1])
@@ -152,7 +150,6 @@ func labelsIn(text string) (labels []string) {
 	return labels
 }
 
-// TestCheck checks that checkQuery finds each kind of mistake in a query.
 func TestCheck(t *testing.T) {
 	metrics := map[string]listedMetric{"a": {"gauge", []string{"network"}}, "c_total": {"counter", nil},
 		"h_seconds": {"histogram", []string{"kind"}}}
@@ -183,7 +180,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// grafanaDashboard is the part of Grafana's model that the test reads.
+// grafanaDashboard is what the test reads of Grafana's model.
 type grafanaDashboard struct {
 	Panels []struct {
 		ID      int    `json:"id"`
@@ -200,8 +197,7 @@ type grafanaDashboard struct {
 	} `json:"templating"`
 }
 
-// TestDashboard checks that each query of the dashboard parses and uses only metrics and labels that the programs serve. Panels must not
-// overlap.
+// Queries of the dashboard parse and use only metrics and labels that the programs serve. Panels do not overlap.
 func TestDashboard(t *testing.T) {
 	var d grafanaDashboard
 	if err := json.Unmarshal([]byte(read(t, conf+"grafana/podlace.json")), &d); err != nil {
@@ -240,7 +236,6 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// alertRules returns the alerting rules.
 func alertRules(t testing.TB) (list []rulefmt.Rule) {
 	t.Helper()
 	groups, errs := rulefmt.Parse([]byte(read(t, rulesFile)), false, model.UTF8Validation, parser.NewParser(parser.Options{}),
@@ -257,8 +252,7 @@ func alertRules(t testing.TB) (list []rulefmt.Rule) {
 	return list
 }
 
-// TestAlerts checks that each alerting rule uses only metrics and labels that the programs serve. docs/OPERATING.md must describe exactly
-// the existing alerts.
+// Alerting rules use only metrics and labels that the programs serve. docs/OPERATING.md describes exactly the existing alerts.
 func TestAlerts(t *testing.T) {
 	metrics, names := allServed(t), []string{}
 	for _, rule := range alertRules(t) {
@@ -295,7 +289,7 @@ func runPromtool(t testing.TB, dir string, args ...string) (output string, err e
 	return out.String(), err
 }
 
-// TestRules runs promtool's lint checks and the unit tests of the alerting rules.
+// TestRules runs promtool's lint and the unit tests of the alerting rules.
 func TestRules(t *testing.T) {
 	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", "podlace.yaml"}, {"test", "rules", "podlace_test.yaml"}} {
 		if output, err := runPromtool(t, conf+"prometheus", args...); err != nil {
@@ -304,8 +298,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesAreTested checks that each alert has two tests. One test fails if the alert never fires, and the other test fails if the
-// alert always fires.
+// Each alert has two tests: one fails if it never fires, the other if it always does.
 func TestRulesAreTested(t *testing.T) {
 	text, dir := read(t, rulesFile), t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "podlace_test.yaml"), []byte(read(t, conf+"prometheus/podlace_test.yaml")), 0o644); err != nil {
@@ -331,7 +324,7 @@ func TestRulesAreTested(t *testing.T) {
 	}
 }
 
-// TestReadme checks that the README of sriov-device-plugin has a row for each metric, with all labels of the metric.
+// The README of sriov-device-plugin has a row for each metric, with all its labels.
 func TestReadme(t *testing.T) {
 	rows := map[string]string{}
 	for _, match := range regexp.MustCompile("(?m)^\\| (`podlace_sriov_.*`) \\| (.*) \\|$").FindAllStringSubmatch(read(t,

@@ -4,9 +4,9 @@
 //
 // A mutant is one wrong change: a condition is always true or never true, a comparison gains or loses its limit, a statement is left out,
 // an error is lost, a sum is its first term. All mutants of a package are compiled into one test program, and a file selects the active
-// one. First, each test runs without a mutant and records the mutants that it reaches: those whose value or statement would differ from the
-// source. Then a sample of the reached mutants is tried. The tests that reach a mutant run until one of them fails, which kills the mutant.
-// A time limit kills it too.
+// one. Each test first runs without a mutant and records those that it reaches: those whose value or statement would differ from the
+// source. A sample of them is then tried: the tests that reach a mutant run until one of them fails or exceeds a time limit, which kills
+// the mutant.
 //
 // A sample depends only on the seed, the names of functions and the changed texts, so an edit elsewhere draws the same mutants. The tests
 // run in a sandbox with a read-only root file system, because a mutant may delete files that the source would keep.
@@ -73,7 +73,7 @@ func enter(o options) (int, error) {
 	return 0, runAll(o, packages)
 }
 
-// list returns the packages. Outside of the sandbox, it also downloads what their tests import.
+// list returns the packages. Outside the sandbox, it also downloads what their tests import.
 func list(patterns []string) (packages []goPackage, err error) {
 	if out, err := exec.Command("go", append([]string{"list", "-deps", "-test"}, patterns...)...).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go list: %w\n%s", err, out)
@@ -91,7 +91,7 @@ func list(patterns []string) (packages []goPackage, err error) {
 	return packages, nil
 }
 
-// runAll runs the mutants of all packages and prints a row for each. It goes on after an error.
+// runAll prints a row for each package. It goes on after an error.
 func runAll(o options, packages []goPackage) error {
 	rates, err := readRates(o.rates)
 	if err != nil {

@@ -79,7 +79,7 @@ func TestJoin(t *testing.T)  { want(t, Join("a", "b") != "" && !unlucky()) }
 func TestCount(t *testing.T) { want(t, Count(2) == 2) }
 `
 
-// TestTrial tries all mutants of a small package. Each kind of mutant occurs.
+// TestTrial tries all mutants of a small package, which has each kind.
 func TestTrial(t *testing.T) {
 	if err := protect("/run"); err != nil { // a folder of the sandbox
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// TestSample checks that an edit of one function does not change the order of the mutants of another function.
+// An edit of one function leaves the order of another's mutants as it is.
 func TestSample(t *testing.T) {
 	order := func(text string) map[string]string {
 		file := filepath.Join(t.TempDir(), "tiny.go")

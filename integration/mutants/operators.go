@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// A mutant is one change of the source. All mutants of a package are compiled into one test program. A file selects the active mutant.
+// A mutant is one change of the source.
 type mutant struct {
 	id     int // from 1
 	place  string
@@ -35,7 +35,7 @@ type rewriter struct {
 	seen                map[string]int // mutants with equal text in one function are numbered
 }
 
-// rewrite returns the source of a file with all its mutants, and appends the mutants to the list. Invalid mutants are only in the list.
+// rewrite returns a file's source with all its mutants, and appends them to found. Invalid ones are only listed.
 func rewrite(pkg, file, seed string, found *[]mutant, invalid map[int]bool) (string, error) {
 	src, err := os.ReadFile(file)
 	if err != nil {
@@ -73,8 +73,7 @@ func (r *rewriter) offset(p token.Pos) int { return r.fset.Position(p).Offset }
 
 func (r *rewriter) text(n ast.Node) string { return string(r.src[r.offset(n.Pos()):r.offset(n.End())]) }
 
-// add records a mutant and wraps a node. In the prefix and the suffix, "#" stands for the number of the mutant. Outer nodes are wrapped
-// before the nodes in them.
+// add records a mutant and wraps a node. "#" in prefix and suffix stands for its number. Outer nodes are wrapped before those in them.
 func (r *rewriter) add(n ast.Node, prefix, suffix, change string, args ...any) {
 	change = strings.Join(strings.Fields(fmt.Sprintf(change, args...)), " ")
 	key := strings.Join([]string{r.seed, r.pkg, r.function, change}, "\n")
@@ -104,7 +103,7 @@ func (r *rewriter) never(e ast.Expr) {
 	r.add(e, "((", ") && !mutant__(#))", "`%s` is never true", r.text(e))
 }
 
-// body inserts the mutants of a function. A function literal in it is a function of its own, because it has its own results.
+// body inserts the mutants of a function. A function literal in it is one of its own, with its own results.
 func (r *rewriter) body(t *ast.FuncType, body *ast.BlockStmt) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -154,8 +153,8 @@ func (r *rewriter) statement(s ast.Stmt) {
 	}
 }
 
-// leaveOut inserts the mutants without one of the statements. Logs and Close are no behaviour that tests check, and a function may need
-// its panic to compile.
+// leaveOut inserts the mutants without one of the statements. Tests do not check logs and Close, and a function may need its panic to
+// compile.
 func (r *rewriter) leaveOut(list []ast.Stmt) {
 	for _, s := range list {
 		var call ast.Expr

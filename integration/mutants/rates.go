@@ -33,7 +33,6 @@ func (r row) rate() float64 { return share(r.killed, r.tried) }
 
 func share(part, whole int) float64 { return float64(part) / float64(max(1, whole)) }
 
-// readRates reads the committed table.
 func readRates(file string) (map[string]row, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -65,11 +64,11 @@ func updateRates(file string, r row) error {
 	return os.WriteFile(file, []byte(text), 0o644)
 }
 
-// reachTolerance is how far the share of reached mutants may fall: tests of time and traffic do not take the same path in each run.
+// reachTolerance is how far the share of reached mutants may fall, because tests of time and traffic take different paths in each run.
 const reachTolerance = 0.01
 
-// worse returns an error if the tests of a package are weaker than the committed row says. With the same sample, each mutant that is no
-// longer killed counts. Another sample may differ by chance, by two standard errors of the committed rate.
+// worse returns an error if a package's tests are weaker than the committed row. With the same sample, each mutant that is no longer killed
+// counts; another may differ by two standard errors of the committed rate.
 func (r row) worse(committed row) error {
 	tolerance := 0.0
 	if r.sample != committed.sample {

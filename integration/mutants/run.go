@@ -45,10 +45,10 @@ type test struct {
 	reached map[int]bool
 }
 
-// newTrial builds the test program of a package with all its mutants, and runs each test once without an active mutant.
+// newTrial builds a package's test program with all its mutants, and runs each test once without one.
 func newTrial(p goPackage, seed string) (*trial, error) {
 	t := &trial{pkg: strings.TrimPrefix(p.ImportPath, module), dir: p.Dir, bin: filepath.Join(work, "mutants.test"), slack: 10 * time.Second}
-	// Only the compiler knows the types. A mutant that it names in an error is taken out.
+	// Only the compiler knows the types. A mutant in its errors is taken out.
 	invalid := map[int]bool{}
 	for {
 		out, err := t.build(p, seed, invalid)
@@ -68,7 +68,7 @@ func newTrial(p goPackage, seed string) (*trial, error) {
 	return t, t.baseline()
 }
 
-// build builds the test program and returns the output of the compiler.
+// build builds the test program and returns the compiler's output.
 func (t *trial) build(p goPackage, seed string, invalid map[int]bool) (string, error) {
 	replaced := map[string]string{}
 	write := func(name, text string) error {
@@ -104,10 +104,10 @@ func (t *trial) build(p goPackage, seed string, invalid map[int]bool) (string, e
 	return string(out), err
 }
 
-// attempts is how often a test without a mutant may run: on a busy machine, a test that measures time may fail by chance.
+// attempts is how often a test without a mutant may run, because one that measures time may fail by chance on a busy machine.
 const attempts = 3
 
-// baseline finds out which mutants each test reaches. All tests must pass alone.
+// baseline finds out which mutants each test reaches. Every test must pass alone.
 func (t *trial) baseline() error {
 	list := exec.Command(t.bin, "-test.list", ".")
 	list.Dir = t.dir
@@ -144,7 +144,7 @@ func (t *trial) baseline() error {
 	return nil
 }
 
-// reached returns the mutants that at least one test reaches, in the order of the sample.
+// reached returns the mutants that some test reaches, in the order of the sample.
 func (t *trial) reached() []mutant {
 	list := slices.Clone(t.mutants)
 	list = slices.DeleteFunc(list, func(m mutant) bool {
@@ -158,11 +158,10 @@ type verdict string
 
 const survived, killed, timedOut verdict = "survived", "killed", "killed by the time limit"
 
-// failure finds the failed test in the output of a test program.
+// failure matches a failed test in a test program's output.
 var failure = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
 
-// try runs the tests that reach a mutant until one fails. Tests of less than a second run first. The failed test must fail twice, because
-// it may have failed by chance.
+// try runs the tests that reach a mutant, those of less than a second first, until one fails twice, because once may be chance.
 func (t *trial) try(id int) verdict {
 	var names [2][]string
 	var took [2]time.Duration
@@ -191,7 +190,7 @@ func (t *trial) try(id int) verdict {
 	return survived
 }
 
-// run runs tests with one active mutant. With 0, no mutant is active.
+// run runs tests with one active mutant, or none if id is 0.
 func (t *trial) run(id int, limit time.Duration, names ...string) (verdict, string) {
 	if err := os.WriteFile(filepath.Join(work, "active"), []byte(strconv.Itoa(id)), 0o644); err != nil {
 		return survived, err.Error()
@@ -202,7 +201,7 @@ func (t *trial) run(id int, limit time.Duration, names ...string) (verdict, stri
 	var out bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = t.dir, &out, &out, time.Second
 	cmd.Env = append(os.Environ(), "KERNELTEST=require")
-	// A mutant may loop forever: it must end with this process. The kernel sends Pdeathsig when the thread that started the program ends.
+	// A mutant may loop forever, but not longer than this process. Pdeathsig comes when the thread that started the program ends.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

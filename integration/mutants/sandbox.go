@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// work is a tmpfs in the sandbox. It holds the test program and the temporary files of the tests. A source tree may be below /tmp or
-// /var/tmp, and unix sockets need short names.
+// work is a tmpfs in the sandbox with the test program and the tests' temporary files. A source tree may be below /tmp or /var/tmp, and
+// unix sockets need short names.
 const work = "/mnt"
 
-// protect makes the root file system of the sandbox read-only, except for the work folder, Go's build cache and one other folder. Processes
-// that a test leaves behind become children of this process. protect needs Linux 5.12.
+// protect makes the sandbox's root file system read-only, except work, Go's build cache and one other folder. Processes that a test leaves
+// behind become children of this one. It needs Linux 5.12.
 func protect(writable string) error {
 	cache, err := exec.Command("go", "env", "GOCACHE").Output()
 	if err != nil {

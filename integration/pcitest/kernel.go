@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// Kernel is a fake kernel for a sysfs tree. When a test writes to bind, unbind, drivers_probe, driver_override or sriov_numvfs, the fake
-// kernel makes the same change as the real kernel. Unlike the real kernel, the fake kernel makes the change after the write has returned.
+// Kernel is a fake kernel for a sysfs tree. It reacts to bind, unbind, drivers_probe, driver_override and sriov_numvfs like the real one,
+// but only after the write has returned.
 type Kernel struct {
 	VFDriver string   // driver of new VFs, or ""
 	Failing  []string // drivers whose probe of a function fails
@@ -99,9 +99,8 @@ func (p *fakeKernel) unbind(address, driver string) error {
 	return unbindDriver(filepath.Join(p.sysfs, "bus/pci/devices", address), driver)
 }
 
-// probeDriver binds a PCI function to the driver in driver_override, or to its default driver. If the last argument of probeDriver is not
-// "", probeDriver binds the PCI function only to the driver with this name. probeDriver returns no error if no driver accepts the PCI
-// function.
+// probeDriver binds a PCI function to the driver in driver_override or to its default driver, but if driver is not "", only to this one. It
+// is no error if no driver accepts the function.
 func (p *fakeKernel) probeDriver(address, driver string) error {
 	folder, err := filepath.EvalSymlinks(filepath.Join(p.sysfs, "bus/pci/devices", address))
 	if err != nil {
@@ -122,7 +121,7 @@ func (p *fakeKernel) probeDriver(address, driver string) error {
 	return bindDriver(p.sysfs, folder, wanted)
 }
 
-// resizeVFs regularly reads sriov_numvfs of each PF, and creates or removes VFs until the PF has the number of VFs in sriov_numvfs.
+// resizeVFs keeps creating and removing VFs until each PF has as many as its sriov_numvfs.
 func (p *fakeKernel) resizeVFs(stop <-chan struct{}) {
 	for {
 		select {

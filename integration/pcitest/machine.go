@@ -57,7 +57,7 @@ func (m Machine) vfDriver() string {
 	return m.Driver
 }
 
-// addPF adds the PF with number p to NUMA node n. addPF gives each PF its own PCI root and enough bus numbers for its VFs.
+// addPF adds PF p to NUMA node n, with its own PCI root and enough bus numbers for its VFs.
 func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	t.Helper()
 	index, step := n*m.PFs+p, 4+max(m.Stride, 1)*m.VFs/256
@@ -83,8 +83,8 @@ func (m Machine) addPF(t testing.TB, sysfs string, n, p int) {
 	}
 }
 
-// addVF adds a VF and returns its folder. The address of the VF is computed from attributes of the PF (SR-IOV specification 2.1.2). The VF
-// gets an IOMMU group. The interface of the VF is in another network namespace.
+// addVF adds a VF and returns its folder. Its address follows from the PF's attributes (SR-IOV specification 2.1.2). It gets an IOMMU
+// group, and its interface is in another network namespace.
 func addVF(sysfs, pf string, index, group int, driver string) (folder string, err error) {
 	rid, err := routingID(pf, index)
 	if err != nil {
@@ -142,8 +142,7 @@ func linkRelative(target, at string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(path, at))
 }
 
-// bindDriver binds a PCI function to a driver. After the bind, the folder net is empty, as if the interface of the PCI function were in
-// another network namespace.
+// bindDriver binds a PCI function to a driver. The folder net is then empty, as if its interface were in another network namespace.
 func bindDriver(sysfs, folder, driver string) error {
 	if driver == "" {
 		return nil

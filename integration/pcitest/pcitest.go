@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcitest creates fake sysfs trees of machines with network cards for tests. Extract creates a sysfs tree from an archive, and
-// Generate creates a sysfs tree of any size. Functions of package pci accept the path of a fake tree as the path of sysfs.
+// Package pcitest creates fake sysfs trees of machines with network cards, which functions of package pci accept as the path of sysfs.
+// Extract creates one from an archive, and Generate one of any size.
 //
-// An archive is a file in the format txtar. An entry of the archive whose name ends in "/" is a folder. Each line of a folder's entry
-// describes a file, such as "numa_node 0", or a symlink, such as "driver -> ../../../bus/pci/drivers/igb". If the entry of a folder has no
-// lines, the folder is empty. An entry of the archive whose name does not end in "/" is a file with several lines. If a folder below
-// devices has a PCI address as its name, Extract adds a link to this folder in bus/pci/devices.
+// An archive is in the format txtar. An entry whose name ends in "/" is a folder, and each of its lines a file, such as "numa_node 0", or a
+// symlink, such as "driver -> ../../../bus/pci/drivers/igb". Any other entry is a file with several lines. Extract adds a link in
+// bus/pci/devices to each folder below devices that has a PCI address as its name.
 package pcitest
 
 import (
@@ -87,8 +86,8 @@ func Folder(t testing.TB, sysfs, address string) string {
 	return dir
 }
 
-// Set atomically replaces an attribute (a sysfs file) of a PCI function. The name of the attribute may contain subfolders, such as
-// "net/ens1f0/carrier". If the value has the form "-> target", Set creates a symlink.
+// Set atomically replaces an attribute of a PCI function, which may be in a subfolder, such as "net/ens1f0/carrier". A value "-> target"
+// makes a symlink.
 func Set(t testing.TB, sysfs, address, name, value string) {
 	t.Helper()
 	path, made := filepath.Join(Folder(t, sysfs, address), name), t.TempDir()
@@ -131,7 +130,7 @@ func remove(sysfs, address string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeVFs removes the VFs of a PF. The argument of removeVFs is the folder of the PF.
+// removeVFs removes the VFs of the PF with this folder.
 func removeVFs(sysfs, pf string) error {
 	links, _ := filepath.Glob(filepath.Join(pf, "virtfn*"))
 	for _, l := range links {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestGenerate checks that Generate creates the expected number of functions with different addresses and valid links.
+// Generate creates the expected number of functions with different addresses and valid links.
 func TestGenerate(t *testing.T) {
 	for want, m := range map[int]Machine{2 * (1 + 256): {Nodes: 2, PFs: 1, VFs: 256, Stride: 2, InPods: true},
 		80 * 2: {Nodes: 2, PFs: 40, VFs: 1}, 3: {PFs: 1, VFs: 2, Driver: "vfio-pci"}} {
@@ -26,8 +26,7 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// TestSet checks that Set can replace a file, a symlink or a folder. TestSet also checks that a concurrent reader never sees a half-written
-// attribute.
+// Set can replace a file, a symlink or a folder. A concurrent reader never sees a half-written attribute.
 func TestSet(t *testing.T) {
 	sysfs := Extract(t, "in-pods")
 	dir := Folder(t, sysfs, "0000:3b:11.0")
@@ -61,7 +60,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestRemove checks that Remove of a PF also removes its VFs. TestRemove also checks that Remove of a VF removes the PF's link to this VF.
+// Remove of a PF also removes its VFs, and Remove of a VF the PF's link to it.
 func TestRemove(t *testing.T) {
 	sysfs := Extract(t, "two-sockets")
 	Remove(t, sysfs, "0000:3b:10.2")

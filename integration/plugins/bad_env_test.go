@@ -51,7 +51,6 @@ func mustNameMissing(t *testing.T, f *harness.Fixture, c harness.Call, missing, 
 	})
 }
 
-// TestBadEnvOptional omits variables that the specification does not require.
 func TestBadEnvOptional(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		runLife(t, f, "ADD and DEL without CNI_PATH", plugin, func(c harness.Call) harness.Call { return c.With("CNI_PATH", "", "CNI_ARGS", "") })
@@ -153,8 +152,7 @@ func TestBadEnvNetns(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsDel attaches a pod and then runs DEL with a netns path that is not a namespace of a pod. DEL works as if CNI_NETNS were
-// empty.
+// TestBadEnvNetnsDel: after an ADD, DEL with a netns path that is no pod's namespace works as if CNI_NETNS were empty.
 func TestBadEnvNetnsDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for kind, path := range harness.InOrder(badNamespaces(t)) {
@@ -171,8 +169,7 @@ func TestBadEnvNetnsDel(t *testing.T) {
 	})
 }
 
-// TestBadEnvNetnsOverride passes the node's own namespace to the loopback plugin. The plugin accepts this namespace only if the variable
-// CNI_NETNS_OVERRIDE is set.
+// TestBadEnvNetnsOverride: loopback accepts the node's own namespace only if CNI_NETNS_OVERRIDE is set.
 func TestBadEnvNetnsOverride(t *testing.T) {
 	harness.Need(t, "loopback")
 	node := harness.NewPod(t, "override-node")
@@ -204,8 +201,8 @@ func checkOwnLo(t *testing.T, node *sandbox.Pod, conf object) {
 	before.Clean(t, "DEL in the plugin's own namespace")
 }
 
-// readsArgs reports whether the plugin or a part of it evaluates CNI_ARGS. Plugins other than bridge and host-local ignore CNI_ARGS, as the
-// reference plugins do.
+// readsArgs reports whether the plugin or a part of it evaluates CNI_ARGS. Like the reference plugins, all but bridge and host-local ignore
+// it.
 func readsArgs(name string) bool { return plugin.Runs(name, "bridge") || name == "host-local" }
 
 func TestBadEnvArgs(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 
 func allVerbs() []string { return []string{"ADD", "CHECK", "DEL", "STATUS", "GC"} }
 
-// TestBadJSON passes inputs that are not a valid configuration, each with one verb or, with FAULTS=all, with every verb.
+// TestBadJSON passes invalid configurations, each with one verb or, with FAULTS=all, with every verb.
 func TestBadJSON(t *testing.T) {
 	const head, badVersion = `{"cniVersion":"1.1.0","name":"table",`, "a version that is a number"
 	bad := map[string]string{
@@ -137,7 +137,6 @@ func TestBadVersion(t *testing.T) {
 	})
 }
 
-// TestVersion runs VERSION of every plugin.
 func TestVersion(t *testing.T) {
 	for _, plugin := range harness.AllPlugins() {
 		t.Run(plugin, func(t *testing.T) {

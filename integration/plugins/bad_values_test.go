@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// The type badValue describes one invalid value in the configuration of a plugin, and the expected error.
+// badValue is an invalid value in a plugin's configuration, and the expected error.
 type badValue struct {
 	title string
 	edit  []any // arguments of object.with
@@ -21,7 +21,7 @@ func bad(title, says string, edit ...any) badValue {
 	return badValue{title, edit, says, []int{harness.CodeConfig}}
 }
 
-// badType returns a badValue with a value of the wrong JSON type. Either the JSON decoder or the validation reports the value.
+// badType returns a value of the wrong JSON type, which either the JSON decoder or the validation reports.
 func badType(title string, edit ...any) badValue {
 	return badValue{title, edit, "", []int{harness.CodeDecode, harness.CodeConfig}}
 }
@@ -69,7 +69,7 @@ func badBridge() []badValue {
 
 func badHostLocal() []badValue { return badIPAM() }
 
-// rangesEdit returns the arguments of With() that replace the address ranges in the configuration.
+// rangesEdit returns the arguments of With that replace the address ranges.
 func rangesEdit(pairs ...any) []any {
 	r := map[string]any{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -143,8 +143,8 @@ func badPortmap() []badValue {
 	}
 }
 
-// badRates (S-14) returns rates and bursts that are invalid both in the conflist and in runtimeConfig. Two kinds of values are invalid only
-// in the conflist (see TestRuntimeRates): huge values, and a rate that has no burst.
+// badRates (S-14) returns rates and bursts that are invalid in the conflist and in runtimeConfig. Huge values, and a rate without a burst,
+// are invalid only in the conflist (see TestRuntimeRates).
 func badRates() []badValue {
 	var list []badValue
 	for _, direction := range []string{"ingress", "egress"} {
@@ -179,8 +179,8 @@ func TestBadValuesAdd(t *testing.T) {
 	})
 }
 
-// TestBadValuesDel (C-48, S-14) runs DEL with a fourth of the bad values, or with FAULTS=all with each, after an ADD with a valid
-// configuration. DEL removes the attachment although the configuration is invalid.
+// TestBadValuesDel (C-48, S-14): after a valid ADD, DEL removes the attachment although its configuration has a bad value; a fourth of them
+// or, with FAULTS=all, each.
 func TestBadValuesDel(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		for i, v := range badValues(plugin) {

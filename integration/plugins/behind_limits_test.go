@@ -24,8 +24,8 @@ const ownBridge = `{"cniVersion": "1.0.0", "name": "behind-bridge", "plugins": [
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.100.0.0/24"}]]}},
 	{"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`
 
-// TestBehindLimits checks that limits work in both directions after Podlace's bridge plugin and after the reference plugin ptp.
-// TestBehindKubernetesShaping covers pods whose addresses have no subnet, as with Calico.
+// Limits work in both directions after Podlace's bridge and after the reference plugin ptp. TestBehindKubernetesShaping covers pods whose
+// addresses have no subnet, as with Calico.
 func TestBehindLimits(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
 		t.Run(title, func(t *testing.T) {
@@ -35,8 +35,7 @@ func TestBehindLimits(t *testing.T) {
 	}
 }
 
-// TestBehindKata checks that limits work for a pod's virtual machine if bridge or ptp is the main plugin. Kata creates its tap and its
-// redirects between ADD and DEL.
+// Limits work for a pod's virtual machine with bridge or ptp as the main plugin. Kata creates its tap and redirects between ADD and DEL.
 func TestBehindKata(t *testing.T) {
 	for title, conflist := range harness.InOrder(map[string]string{"bridge": ownBridge, "ptp": readBehind(t, "ptp.conflist")}) {
 		t.Run(title, func(t *testing.T) {
@@ -52,8 +51,7 @@ func TestBehindKata(t *testing.T) {
 	}
 }
 
-// TestKataLimits checks that the plugin `bandwidth` changes only the host-side veth. No verb changes the state that Kata created in the
-// pod.
+// TestKataLimits: bandwidth changes only the host-side veth. No verb changes what Kata created in the pod.
 func TestKataLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
@@ -92,8 +90,7 @@ func TestKataLimits(t *testing.T) {
 	before.Clean(t, "limits beside a virtual machine")
 }
 
-// TestSecondInterfaceLimits checks that each interface of a pod has its own limits. DEL of one interface does not change the limits of the
-// other interface.
+// Each interface of a pod has its own limits, which DEL of another one leaves alone.
 func TestSecondInterfaceLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	b := a.Second(t)
@@ -119,8 +116,7 @@ func TestSecondInterfaceLimits(t *testing.T) {
 	before.Clean(t, "two interfaces had limits")
 }
 
-// TestLimitsBesideOthers checks that no verb removes qdiscs and filters of other programs on the host-side veth. Some of these qdiscs and
-// filters exist before ADD, and some are added later.
+// No verb removes other programs' qdiscs and filters on the host-side veth, whether older or newer than ADD.
 func TestLimitsBesideOthers(t *testing.T) {
 	harness.Program(t, "tc")
 	const ingress = "tc filter add dev alone0 ingress pref 5 protocol ip u32 match ip dport 7777 0xffff flowid 1:7\n"

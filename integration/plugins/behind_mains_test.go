@@ -33,8 +33,7 @@ func addKubeProxyRules(t *testing.T) {
 	}
 }
 
-// eachBackend runs a test once for each backend of portmap. The argument `edits` of the test contains the text replacements that set the
-// backend in the conflist.
+// eachBackend runs a test once for each backend of portmap. edits are the text replacements that set it in the conflist.
 func eachBackend(t *testing.T, test func(t *testing.T, edits ...string)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -60,9 +59,8 @@ func TestBehindKubernetesDocs(t *testing.T) {
 	})
 }
 
-// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode creates no chain KUBE-MARK-MASQ. Therefore ADD with "externalSetMarkChain":
-// "KUBE-MARK-MASQ" fails and leaves no state. The error contains the missing chain and the remedy. The same conflist works without the key
-// externalSetMarkChain.
+// TestBehindKubernetesDocsNFT: kube-proxy in nftables mode has no chain KUBE-MARK-MASQ, so ADD with it as externalSetMarkChain fails and
+// leaves no state. The error names the chain and the remedy. Without this key, the conflist works.
 func TestBehindKubernetesDocsNFT(t *testing.T) {
 	harness.Program(t, "iptables")
 	harness.Program(t, "nft")
@@ -92,8 +90,7 @@ func newBehindOn(t *testing.T, b *behindLab, file string) *behindLab {
 	return &other
 }
 
-// TestBehindKubernetesShaping runs the unchanged bandwidth conflist of the Kubernetes documentation. The bandwidth limits work in both
-// directions.
+// TestBehindKubernetesShaping runs the unchanged bandwidth conflist of the Kubernetes documentation.
 func TestBehindKubernetesShaping(t *testing.T) {
 	const rate = 16_000_000
 	b := newBehind(t, "kubernetes-shaping.conflist", map[string]any{"bandwidth": object{
@@ -101,8 +98,7 @@ func TestBehindKubernetesShaping(t *testing.T) {
 	b.runLife(t, func() { checkLimitsHold(t, b.web, harness.IPv4Of(t, b.web), rate) })
 }
 
-// checkLimitsHold sends as many bytes as the limit allows in one second, from the node to a pod and from the pod to the node.
-// checkLimitsHold fails the test if either transfer takes less than 0.6 s.
+// checkLimitsHold sends, from the node to a pod and back, what the limit lets pass in one second. Neither may take less than 0.6 s.
 func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	t.Helper()
 	const port = "81"
@@ -149,7 +145,7 @@ func checkLimitsHold(t *testing.T, pod *sandbox.Pod, ip string, rate int) {
 	}
 }
 
-// TestBehindCalico runs portmap and bandwidth after a main plugin that assigns /32 and /128 addresses and creates no bridge.
+// TestBehindCalico runs portmap and bandwidth after a main plugin with /32 and /128 addresses and no bridge.
 func TestBehindCalico(t *testing.T) {
 	eachBackend(t, func(t *testing.T, edits ...string) {
 		b := newBehind(t, "calico-dual.conflist", harness.Capabilities(), edits...)
@@ -174,9 +170,8 @@ func TestBehindNerdctl(t *testing.T) {
 	})
 }
 
-// TestBehindNerdctlDrop: the chain FORWARD has the policy drop, which Docker or ufw may set. The reference plugin "firewall" then accepts
-// packets from pods and their replies, but no new connections to pods. Therefore other machines reach a hostPort only after an
-// administrator adds rules that accept the pods' subnet.
+// TestBehindNerdctlDrop: FORWARD has the policy drop, as Docker or ufw may set it. The reference plugin firewall accepts packets from pods
+// and their replies only, so other machines reach a hostPort once an administrator accepts the pods' subnet.
 func TestBehindNerdctlDrop(t *testing.T) {
 	harness.Program(t, "iptables")
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -194,8 +189,8 @@ func TestBehindNerdctlDrop(t *testing.T) {
 	})
 }
 
-// TestBehindMacvlan: a node and its macvlan pods cannot reach each other over the link that they share. Therefore hostPorts do not work,
-// and CHECK cannot detect this problem. Other machines reach a macvlan pod at the pod's own address.
+// TestBehindMacvlan: a node and its macvlan pods cannot reach each other over their shared link, so hostPorts do not work, which CHECK
+// cannot detect. Other machines reach a pod at its own address.
 func TestBehindMacvlan(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {
@@ -220,8 +215,7 @@ func (b *behindLab) checkOwnAddress(t *testing.T) {
 	}
 }
 
-// TestBehindMacvlanShim: a node with its own macvlan link reaches its macvlan pods. With masqAll, the replies of the pods return through
-// the node's macvlan link.
+// TestBehindMacvlanShim: a node with a macvlan link of its own reaches its macvlan pods. With masqAll, their replies return through it.
 func TestBehindMacvlanShim(t *testing.T) {
 	needMacvlan(t)
 	eachBackend(t, func(t *testing.T, edits ...string) {

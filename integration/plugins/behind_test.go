@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type behindLab is a network in which Podlace's chained plugins run after third-party plugins.
+// behindLab is a network in which Podlace's chained plugins run after other projects' plugins.
 type behindLab struct {
 	*harness.Network
 	lan, web, client *sandbox.Pod
@@ -23,14 +23,14 @@ type behindLab struct {
 	oracle           *harness.Oracle
 }
 
-// newBehind reads a conflist of testdata/behind and applies edits, which are pairs of old and new text. Then newBehind attaches and
-// detaches a first pod, to create the state that all pods share.
+// newBehind reads a conflist of testdata/behind and applies edits, pairs of old and new text. It attaches and detaches a first pod, which
+// creates the state that all pods share.
 func newBehind(t *testing.T, file string, caps map[string]any, edits ...string) *behindLab {
 	t.Helper()
 	return behindOf(t, strings.NewReplacer(edits...).Replace(readBehind(t, file)), caps)
 }
 
-// behindOf does the same as newBehind, but gets the text of the conflist instead of a file name.
+// behindOf is newBehind with the conflist's text.
 func behindOf(t *testing.T, conflist string, caps map[string]any) *behindLab {
 	t.Helper()
 	b := &behindLab{lan: harness.NewLAN(t)}
@@ -57,8 +57,8 @@ func readBehind(t *testing.T, file string) string {
 	return string(conflist)
 }
 
-// openBehind opens a network. openBehind searches for plugins first in Podlace's folder, and then in the folders of other plugins.
-// openBehind skips the test if a plugin is missing.
+// openBehind opens a network whose plugins come from Podlace's folder or else from other plugins' folders. It skips the test if one is
+// missing.
 func openBehind(t *testing.T, conflist string) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork([]byte(conflist), t.TempDir(), nil)
@@ -79,7 +79,6 @@ next:
 	return n
 }
 
-// The type clientView describes one client of the hostPort.
 type clientView struct {
 	title   string
 	from    *sandbox.Pod
@@ -105,7 +104,7 @@ func (b *behindLab) views(v6 bool) []clientView {
 	return list
 }
 
-// checkTraffic connects to the hostPort from every client. The argument `blocked` lists the clients that must not reach the hostPort.
+// checkTraffic connects to the hostPort from every client. Those in blocked must not reach it.
 func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...string) {
 	t.Helper()
 	server, err := harness.ServeClientAddress(b.web, 80)
@@ -132,7 +131,7 @@ func (b *behindLab) checkTraffic(t *testing.T, v6, masqAll bool, blocked ...stri
 	}
 }
 
-// runLife attaches both pods, calls the function f, and runs CHECK. Then runLife runs DEL of both pods twice.
+// runLife runs f and CHECK while both pods are attached, and then DEL of both twice.
 func (b *behindLab) runLife(t *testing.T, f func()) {
 	t.Helper()
 	b.Must(t, "ADD", b.rtWeb)

@@ -11,9 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestOldChain: a hostPort works with configurations of the CNI versions 0.1.0 and 0.2.0, which old versions of flannel use. A hostPort
-// also works with a configuration without cniVersion, which means version 0.1.0 by the CNI specification. Plugin results of CNI versions
-// before 0.3.0 contain no interfaces.
+// TestOldChain: a hostPort works with cniVersion 0.1.0 and 0.2.0, which old versions of flannel use, and without one, which means 0.1.0.
+// Results before 0.3.0 contain no interfaces.
 func TestOldChain(t *testing.T) {
 	for title, version := range harness.InOrder(map[string]string{"no version": "", "0.1.0": "0.1.0", "0.2.0": "0.2.0"}) {
 		for _, backend := range []string{"nftables", "iptables"} {

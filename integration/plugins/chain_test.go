@@ -30,7 +30,6 @@ func TestChain(t *testing.T) {
 	})
 }
 
-// chainLife runs all CNI verbs for two pods, in one version of the CNI specification.
 func chainLife(t *testing.T, version, backend string) {
 	n, err := harness.OpenNetwork(harness.ChainOf(t, version, backend), t.TempDir(), nil)
 	if err != nil {
@@ -61,8 +60,7 @@ func chainLife(t *testing.T, version, backend string) {
 	before.Clean(t, "ADD and DEL of two pods")
 }
 
-// chainCollect runs GC with both pods as valid attachments, and then with only one pod as a valid attachment. chainCollect then attaches
-// the other pod again.
+// chainCollect runs GC with both pods as valid attachments, then with one, and attaches the other again.
 func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.RuntimeConf) {
 	t.Helper()
 	n.Must(t, "STATUS", nil)
@@ -89,8 +87,7 @@ func chainCollect(t *testing.T, n *harness.Network, rtWeb, rtClient *libcni.Runt
 	n.Must(t, "CHECK", rtClient)
 }
 
-// TestChainParallel attaches many pods in parallel and detaches them in parallel. The plugin loopback also runs for each pod, as in go-cni,
-// the CNI library of containerd.
+// TestChainParallel attaches and detaches many pods in parallel. loopback also runs for each, as in go-cni, containerd's CNI library.
 func TestChainParallel(t *testing.T) {
 	harness.Need(t, "loopback")
 	n, err := harness.OpenNetwork(harness.ChainOf(t, "1.0.0", "nftables"), t.TempDir(), nil)
@@ -115,7 +112,6 @@ func TestChainParallel(t *testing.T) {
 	}
 }
 
-// attachAll runs ADD of all pods in parallel, then DEL of all pods in parallel.
 func attachAll(t *testing.T, n, lo *harness.Network, pods []*sandbox.Pod) {
 	t.Helper()
 	results := make([]object, len(pods))
@@ -151,7 +147,6 @@ func attachAll(t *testing.T, n, lo *harness.Network, pods []*sandbox.Pod) {
 	})
 }
 
-// checkDistinct fails the test if two results contain the same address.
 func checkDistinct(t *testing.T, results []object) {
 	t.Helper()
 	var seen []string

@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// otherTables contains chains that resemble the chains of kube-proxy, Docker, firewalld and similar programs. Some of these chains have a
-// lower priority than Podlace's chains, some have the same priority, and some have a higher priority.
+// otherTables has chains like those of kube-proxy, Docker and firewalld, with lower, equal and higher priorities than Podlace's.
 const otherTables = `
 table ip kube-proxy {
 	chain services { ip daddr 10.96.0.10 tcp dport 53 counter accept; }
@@ -37,7 +36,7 @@ table bridge filter {
 }
 `
 
-// healthyPorts returns portmap configurations with each kind of port mapping. CHECK must succeed with each of these configurations.
+// healthyPorts returns portmap configurations with each kind of port mapping, for which CHECK must succeed.
 func healthyPorts() map[string][]any {
 	port := func(hostPort, port int, protocol string, pairs ...any) object {
 		return object{"hostPort": hostPort, "containerPort": port, "protocol": protocol}.With(pairs...)
@@ -63,7 +62,7 @@ func healthyPorts() map[string][]any {
 	}
 }
 
-// TestCheckAllowsTables checks that CHECK succeeds for all kinds of ports and limits, even if the node has tables of other programs.
+// CHECK succeeds for all kinds of ports and limits, even if the node has other programs' tables.
 func TestCheckAllowsTables(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		n := newNode(t, "well-"+backend, 149+i, backend)

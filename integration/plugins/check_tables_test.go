@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// runShell runs commands of tc(8), nft(8) or iptables(8) on the node. In the script, runShell replaces HOST by the name of the pod's
-// host-side veth. runShell replaces NET by the hash at the end of the names of the network's chains and sets.
+// runShell runs commands on the node. HOST stands for the pod's host-side veth, and NET for the hash that ends the names of the network's
+// chains and sets.
 func (h attachedPod) runShell(script string) error {
 	words := strings.NewReplacer("HOST", h.hostVeth(), "NET", h.networkHash())
 	if out, err := exec.Command("sh", "-ec", words.Replace(script)).CombinedOutput(); err != nil {
@@ -36,8 +36,7 @@ func (h attachedPod) networkHash() string {
 	return ""
 }
 
-// shellBreakages returns one breakage for each shell script. A breakage is a way to damage an attached pod. CHECK of the plugin with the
-// index `plugin` must report the damage.
+// shellBreakages returns one breakage for each script, which CHECK of the plugin with this index must report.
 func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	all := map[string]breakage{}
 	for title, script := range scripts {
@@ -46,8 +45,8 @@ func shellBreakages(plugin int, scripts map[string]string) map[string]breakage {
 	return all
 }
 
-// takesAll is a tc filter that matches every frame. Every kernel that supports bandwidth limits supports this form of filter. The script
-// droppingFilter adds a filter that redirects all frames to a link, and then deletes this link. From then on, the filter drops all frames.
+// takesAll is a tc filter for every frame, in a form that every kernel with bandwidth limits supports. droppingFilter redirects all frames
+// to a link and deletes it, so that they are dropped.
 const (
 	takesAll       = "pref 1 protocol all u32 match u32 0 0 action mirred egress redirect dev "
 	droppingFilter = "ip link add gone0 type veth peer name gone1\n%s\nip link del gone0"
@@ -60,8 +59,7 @@ func filterBreakages() map[string]breakage {
 	})
 }
 
-// TestCheckTellsUnlimited: a pod has no limits, but tc filters on its link drop its traffic. CHECK of the bridge plugin reports these
-// filters.
+// TestCheckTellsUnlimited: CHECK of bridge reports tc filters that drop the traffic of a pod without limits.
 func TestCheckTellsUnlimited(t *testing.T) {
 	needTools(t, "tc", "ip")
 	n := newNode(t, "unlimited", 147, "nftables")
@@ -96,8 +94,8 @@ func needTools(t *testing.T, names ...string) {
 	}
 }
 
-// The type tableOf describes an nftables table of Podlace: its name, one base chain, the type, hook and priority of the chain, and the
-// plugin whose CHECK reports damage of the table.
+// tableOf is one of Podlace's nftables tables: its name, a base chain with type, hook and priority, and the plugin whose CHECK reports
+// damage.
 
 type tableOf struct {
 	plugin            int
@@ -135,8 +133,8 @@ func (x tableOf) breakages() map[string]string {
 	}
 }
 
-// TestCheckTellsTables changes Podlace's tables as another program might do. CHECK reports each change. STATUS, GC and `podlace reload`,
-// which take turns, restore the table.
+// CHECK reports each change that another program might make to Podlace's tables. STATUS, GC and `podlace reload`, which take turns, restore
+// the table.
 func TestCheckTellsTables(t *testing.T) {
 	needTools(t, "nft")
 	n := newNode(t, "tables", 148, "nftables")

@@ -35,8 +35,8 @@ func renamedPlugins(t *testing.T) string {
 	return dir
 }
 
-// TestClusterNames installs the plugins only as podlace-bridge, podlace-portmap, podlace-bandwidth and podlace-host-local. All verbs of a
-// chain work. The commands `podlace ls`, `podlace doctor`, `podlace gc` and `podlace rollback` work, too.
+// TestClusterNames: all verbs of a chain, and `podlace ls`, `doctor`, `gc` and `rollback`, work if the plugins are installed only as
+// podlace-bridge and so on.
 func TestClusterNames(t *testing.T) {
 	c := newCollector(t)
 	bin := renamedPlugins(t)
@@ -95,8 +95,8 @@ func TestClusterNames(t *testing.T) {
 	}
 }
 
-// TestHolderUnderClusterName: `podlace gc` removes the state of a lost pod, although the network's conflist now contains only one of the
-// plugins that created the state. All plugins are installed only under their other names, such as podlace-bridge.
+// TestHolderUnderClusterName: with plugins under their other names only, `podlace gc` removes a lost pod's state although the conflist has
+// only one of the plugins that created it.
 func TestHolderUnderClusterName(t *testing.T) {
 	c := newCollector(t)
 	bin := renamedPlugins(t)

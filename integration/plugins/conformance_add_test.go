@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestAddTells compares the result of the whole chain with the state of the kernel.
 func TestAddTells(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -85,7 +84,7 @@ func sameAddresses(t *testing.T, h attachedPod) {
 	}
 }
 
-// liveRoutes returns routes for the result of ADD. Together, these routes use every attribute that a route in a result can have.
+// liveRoutes returns routes for the result of ADD that use every attribute a route can have.
 func liveRoutes() []any {
 	return []any{
 		object{"dst": "192.0.2.0/24", "mtu": 1300, "advmss": 1200, "priority": 77},
@@ -178,7 +177,7 @@ func TestAddTwice(t *testing.T) {
 	}
 }
 
-// addParallel runs an ADD eight times in parallel. Only one ADD may succeed, and addParallel returns the result of this ADD.
+// addParallel runs an ADD eight times in parallel, of which exactly one must succeed, and returns its result.
 func addParallel(t *testing.T, add harness.Call) (result string) {
 	t.Helper()
 	outs := make([]harness.Outcome, 8)

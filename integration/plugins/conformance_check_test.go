@@ -31,15 +31,13 @@ func TestCheckNeeds(t *testing.T) {
 	})
 }
 
-// The type breakage describes a way to damage the state of an attached pod. The field `plugin` is the index of the plugin whose CHECK must
-// report the damage.
+// breakage damages the state of an attached pod. plugin is the index of the plugin whose CHECK must report it.
 type breakage struct {
 	plugin int
 	change func(attachedPod) error
 }
 
-// The function onNode() returns a breakage that changes a link on the node. The function inPod() returns a breakage that changes a link in
-// the pod.
+// onNode returns a breakage of a link on the node, and inPod one of a link in the pod.
 func onNode(name func(attachedPod) string, change func(netlink.Link) error) breakage {
 	return breakage{0, func(h attachedPod) error { return onHost(name(h), change) }}
 }
@@ -77,7 +75,7 @@ func linkBreakages() map[string]breakage {
 	}
 }
 
-// byCommand returns a breakage that runs a shell command on the node. In the command, HOST is replaced by the name of the host-side veth.
+// byCommand returns a breakage by a shell command on the node, in which HOST stands for the host-side veth.
 func byCommand(command string) breakage {
 	return breakage{0, func(h attachedPod) error {
 		out, err := exec.Command("sh", "-ec", strings.ReplaceAll(command, "HOST", h.hostVeth())).CombinedOutput()
@@ -135,8 +133,8 @@ func otherBreakages() map[string]breakage {
 	}
 }
 
-// TestCheckTells causes one kind of damage at a time. CHECK must report each kind of damage. ADD of the next pod repairs the shared state,
-// and CHECK succeeds afterwards.
+// TestCheckTells causes one kind of damage at a time, which CHECK must report. ADD of the next pod repairs shared state, and CHECK then
+// succeeds.
 func TestCheckTells(t *testing.T) {
 	n := newNode(t, "tells", 140, "nftables")
 	for _, table := range []map[string]breakage{linkBreakages(), layer3Breakages(), otherBreakages(), filterBreakages()} {
@@ -169,7 +167,6 @@ func (n testNode) checkBroken(b breakage) {
 	h.callOf(b.plugin, "CHECK").Run(n.T).Refused(n.T, codeStateDiffers)
 }
 
-// TestCheckTellsIPTables flushes the rules of the iptables backend.
 func TestCheckTellsIPTables(t *testing.T) {
 	n := newNode(t, "tells-ipt", 141, "iptables")
 	for _, program := range []string{"iptables", "ip6tables"} {
@@ -191,8 +188,8 @@ func TestCheckTellsIPTables(t *testing.T) {
 	}
 }
 
-// TestCheckAllows: CHECK accepts changes that a later plugin of the chain makes, if the result of this plugin contains the changes. CHECK
-// also accepts a changed MAC of the bridge.
+// TestCheckAllows: CHECK accepts changes that a later plugin of the chain makes and that are in this plugin's result, and a changed MAC of
+// the bridge.
 func TestCheckAllows(t *testing.T) {
 	n := newNode(t, "allows", 142, "nftables")
 	t.Run("C-66 MAC and routes as the result says", func(t *testing.T) {
@@ -238,8 +235,7 @@ func TestCheckAllows(t *testing.T) {
 	})
 }
 
-// checksEnv is the environment variable that sets the number of pods of TestCheckAtOnce. Before a release, TestCheckAtOnce runs with 1,000
-// pods.
+// checksEnv sets the number of pods of TestCheckAtOnce, which is 1,000 before a release.
 const checksEnv = "PODLACE_CHECKS"
 
 func TestCheckAtOnce(t *testing.T) {
@@ -266,8 +262,7 @@ func TestCheckAtOnce(t *testing.T) {
 	})
 }
 
-// TestCheckLooks: CHECK changes nothing on the node. CHECK of the bridge plugin also calls CHECK of its IPAM plugin, and returns the IPAM
-// plugin's error.
+// TestCheckLooks: CHECK changes nothing on the node. CHECK of bridge calls that of its IPAM plugin and returns its error.
 func TestCheckLooks(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-68 CHECK changes nothing, "+backend, func(t *testing.T) {
@@ -299,8 +294,7 @@ func TestCheckLooks(t *testing.T) {
 	})
 }
 
-// TestCheckShadowed: a flush removes a pod's hostPort, and then another pod gets this port. CHECK of the first pod reports the missing
-// hostPort.
+// TestCheckShadowed: CHECK reports a hostPort that was flushed and then taken by another pod.
 func TestCheckShadowed(t *testing.T) {
 	n := newNode(t, "shadowed", 146, "nftables")
 	t.Run("C-69 hostPort of another pod", func(t *testing.T) {

@@ -133,8 +133,7 @@ func TestDelRanges(t *testing.T) {
 	})
 }
 
-// TestDelOwn creates three attachments of one pod: two in the same network, and one in another network. TestDelOwn does this with each
-// backend. DEL of one attachment does not change the other two attachments.
+// TestDelOwn: DEL of one of a pod's three attachments, two of which are in the same network, leaves the others alone, with each backend.
 func TestDelOwn(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-50 DEL of one interface of three/"+backend, func(t *testing.T) {
@@ -160,8 +159,7 @@ func TestDelOwn(t *testing.T) {
 	}
 }
 
-// TestDelUnknown runs DEL for an unknown container. DEL changes nothing. TestDelUnknown also compares state that other tests ignore, for
-// example lock files.
+// TestDelUnknown: DEL of an unknown container changes nothing, not even state that other tests ignore, such as lock files.
 func TestDelUnknown(t *testing.T) {
 	n := newNode(t, "unknown", 120, "nftables")
 	h := n.attach("10.120.0.9") // the ID of this pod looks like an address that the pod does not have
@@ -201,7 +199,7 @@ func TestDelUnknown(t *testing.T) {
 	h.delChain()
 }
 
-// makeReadOnly makes a folder read-only. The returned function makes the folder writable again.
+// makeReadOnly makes a folder read-only until the returned function is called.
 func makeReadOnly(t *testing.T, dir string) (again func()) {
 	t.Helper()
 	err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
@@ -213,8 +211,7 @@ func makeReadOnly(t *testing.T, dir string) (again func()) {
 	return again
 }
 
-// TestDelReadOnly: DEL reports the state that it cannot remove from a read-only folder. After the folder becomes writable, the next DEL
-// removes the remaining state.
+// TestDelReadOnly: DEL reports what it cannot remove from a read-only folder. The next DEL removes it once the folder is writable.
 func TestDelReadOnly(t *testing.T) {
 	n := newNode(t, "readonly", 121, "nftables")
 	before := harness.Watch(t)
@@ -261,8 +258,7 @@ func TestDelBusy(t *testing.T) {
 	}
 }
 
-// TestDelTexts: some runtimes treat a failed DEL as successful if the error text contains certain phrases. The method Refused() checks that
-// the text of a failed DEL contains none of these phrases.
+// TestDelTexts: some runtimes take a failed DEL for a success if its text contains certain phrases, which Refused looks for.
 func TestDelTexts(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)

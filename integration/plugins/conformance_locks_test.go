@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/integration/snapshot"
 )
 
-// The type blockedDEL is a DEL that waits for a lock or for a program.
 type blockedDEL struct {
 	title string
 	call  harness.Call
@@ -24,8 +23,8 @@ type blockedDEL struct {
 	err   error
 }
 
-// TestDelBounded checks that DEL ends before its time limit while a lock is held or while a program does not answer. Such a DEL fails with
-// code 11, and keeps the state that the next DEL needs. To save time, all DELs wait in parallel.
+// DEL ends before its time limit while a lock is held or a program does not answer. It fails with code 11 and keeps what the next DEL
+// needs. All DELs wait in parallel, to save time.
 func TestDelBounded(t *testing.T) {
 	locked, busy := newNode(t, "locked", 130, "nftables"), newNode(t, "busy", 131, "nftables")
 	_, err := exec.LookPath("iptables")
@@ -81,7 +80,6 @@ func TestDelBounded(t *testing.T) {
 	before.Clean(t, "the next DEL")
 }
 
-// runLocked runs the given DELs in parallel while the test holds the given locks.
 func runLocked(t *testing.T, calls []*blockedDEL, locks ...string) {
 	t.Helper()
 	for _, path := range locks {
@@ -94,7 +92,7 @@ func runLocked(t *testing.T, calls []*blockedDEL, locks ...string) {
 	wait.Wait()
 }
 
-// statusRuns is the number of runs of STATUS that statusTimes measures. If STATUS waited for a lock, even the fastest run would be slow.
+// statusRuns is how often statusTimes runs STATUS. If it waited for a lock, even the fastest run would be slow.
 const statusRuns = 5
 
 // statusTimes runs STATUS of a plugin several times, and returns the shortest and the longest duration.
@@ -112,8 +110,8 @@ func statusTimes(t *testing.T, plugin string, conf object) (fastest, slowest tim
 	return fastest, slowest
 }
 
-// TestStatusLooks: STATUS never waits for a lock, even if rules are missing after a flush. While the test holds the locks, STATUS changes
-// nothing. After the test releases the locks, STATUS restores the rules.
+// TestStatusLooks: STATUS never waits for a lock, even if rules are missing. While the locks are held, it changes nothing; then it restores
+// the rules.
 func TestStatusLooks(t *testing.T) {
 	harness.Program(t, "nft")
 	n := newNode(t, "looks", 133, "nftables").withKeys(0, "antiSpoof", true)
@@ -127,7 +125,7 @@ func TestStatusLooks(t *testing.T) {
 	for _, plugin := range harness.AllPlugins() {
 		_, free[plugin] = statusTimes(t, plugin, confOf(plugin))
 	}
-	// STATUS does not restore the rules of networks without pods, such as the networks of earlier tests.
+	// STATUS does not restore rules of networks without pods, such as those of earlier tests.
 	harness.Shell(t, "nft flush ruleset")
 	_, _ = statusTimes(t, "bridge", confOf("bridge"))
 	nothing := &harness.Oracle{Options: snapshot.Options{Dirs: harness.StateDirs()}}

@@ -16,15 +16,14 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type testNode is a node with one network that uses bridge, portmap and bandwidth. A test calls the plugins one by one, and can edit
-// each call.
+// testNode is a node with one network of bridge, portmap and bandwidth, whose calls a test makes one by one and can edit.
 type testNode struct {
 	*testing.T
 	confs []object
 }
 
-// newNode creates a network for one test. newNode also attaches and detaches a first pod, which creates the state that all pods share.
-// Later comparisons of the node's state therefore show only the state of single pods.
+// newNode creates a network for one test. A first pod creates the state that all pods share, so that later comparisons show single pods
+// only.
 func newNode(t *testing.T, network string, subnet int, backend string) testNode {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -42,20 +41,18 @@ func newNode(t *testing.T, network string, subnet int, backend string) testNode 
 	return n
 }
 
-// withKeys returns a copy of the test node. In this copy, the configuration of the plugin with the index i has the given keys and values.
+// withKeys returns a copy in which plugin i has the given keys.
 func (n testNode) withKeys(i int, pairs ...any) testNode {
 	n.confs = slices.Clone(n.confs)
 	n.confs[i] = n.confs[i].With(pairs...)
 	return n
 }
 
-// inSubtest returns a copy of the test node that reports failures to the given subtest.
 func (n testNode) inSubtest(t *testing.T) testNode {
 	n.T = t
 	return n
 }
 
-// attachedPod is a pod that is attached to the network of a node.
 type attachedPod struct {
 	testNode
 	pod    *sandbox.Pod
@@ -81,7 +78,7 @@ func (n testNode) attachTo(pod *sandbox.Pod, ifname string) attachedPod {
 	return h
 }
 
-// callOf returns the call with which libcni starts the plugin with the index i in the chain.
+// callOf returns the call with which libcni starts plugin i of the chain.
 func (h attachedPod) callOf(i int, verb string) harness.Call {
 	conf := h.confs[i]
 	if h.prev != nil {
@@ -90,7 +87,7 @@ func (h attachedPod) callOf(i int, verb string) harness.Call {
 	return harness.NewCall(verb, conf["type"].(string), h.pod, h.pod.Name, conf).With("CNI_IFNAME", h.ifname)
 }
 
-// delChain runs DEL of all plugins in reverse order. Before each DEL, the given functions edit the call.
+// delChain runs DEL of all plugins in reverse order, edited by the given functions.
 func (h attachedPod) delChain(edits ...func(harness.Call) harness.Call) {
 	h.Helper()
 	for i := range slices.Backward(h.confs) {
@@ -102,7 +99,6 @@ func (h attachedPod) delChain(edits ...func(harness.Call) harness.Call) {
 	}
 }
 
-// checkChain runs CHECK of the chain.
 func (h attachedPod) checkChain() {
 	h.Helper()
 	for i := range h.confs {
@@ -110,7 +106,6 @@ func (h attachedPod) checkChain() {
 	}
 }
 
-// editedKeys returns a function that changes keys in the configuration of a plugin call.
 func editedKeys(pairs ...any) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call {
 		var conf object
@@ -121,16 +116,15 @@ func editedKeys(pairs ...any) func(harness.Call) harness.Call {
 	}
 }
 
-// inNamespace returns a function that replaces CNI_NETNS of a plugin call.
 func inNamespace(path string) func(harness.Call) harness.Call {
 	return func(c harness.Call) harness.Call { return c.With("CNI_NETNS", path) }
 }
 
-// The methods hostVeth() and ifbDevice() return the names of the pod's links on the node.
+// The pod's links on the node.
 func (h attachedPod) hostVeth() string  { return h.result.Interfaces[1].Name }
 func (h attachedPod) ifbDevice() string { return h.result.Interfaces[3].Name }
 
-// The function onHost() changes a link of the node. The method inPod() changes a link of the pod.
+// onHost changes a link of the node, and inPod one of the pod.
 func onHost(name string, f func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

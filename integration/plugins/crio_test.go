@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type crioNode is a node with an emulated runtime. This runtime calls the plugins in the same order and with the same configurations
-// as CRI-O 1.36.
+// crioNode is a node whose emulated runtime calls the plugins like CRI-O 1.36.
 type crioNode struct {
 	*harness.Network
 	conflist []byte
@@ -33,8 +32,8 @@ const (
 	crioEgress  = 20
 )
 
-// crioRuntimeConf returns the RuntimeConf that CRI-O passes to libcni for a pod with both limits. CRI-O never passes portMappings. The
-// argument `more` adds values that other runtimes pass.
+// crioRuntimeConf returns what CRI-O passes to libcni for a pod with both limits, which never has portMappings. more adds values of other
+// runtimes.
 func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf {
 	const noBurst = 34359738359 // burst that CRI-O passes if the pod has none
 	rt := &libcni.RuntimeConf{
@@ -56,8 +55,7 @@ func crioRuntimeConf(pod *sandbox.Pod, more map[string]any) *libcni.RuntimeConf 
 	return rt
 }
 
-// startCRIO calls the plugins as CRI-O does at its start: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each
-// live pod.
+// startCRIO does what CRI-O does at its start: VERSION of each plugin, STATUS twice, GC with all live pods, and CHECK of each.
 func (n *crioNode) startCRIO(t *testing.T) {
 	t.Helper()
 	var err error
@@ -83,7 +81,7 @@ func (n *crioNode) startCRIO(t *testing.T) {
 	}
 }
 
-// runPod emulates RunPodSandbox: ADD of all plugins, and then CHECK of all plugins.
+// runPod emulates RunPodSandbox: ADD and then CHECK of all plugins.
 func (n *crioNode) runPod(t *testing.T, pod *sandbox.Pod, more map[string]any) {
 	t.Helper()
 	n.pods[pod] = crioRuntimeConf(pod, more)
@@ -92,7 +90,7 @@ func (n *crioNode) runPod(t *testing.T, pod *sandbox.Pod, more map[string]any) {
 	n.Must(t, "CHECK", n.pods[pod])
 }
 
-// checkWorks checks each pod's limits. checkWorks also checks that the node masquerades the pods' IPv4 and IPv6 packets to another machine.
+// checkWorks checks each pod's limits, and that the node masquerades IPv4 and IPv6 packets to another machine.
 func (n *crioNode) checkWorks(t *testing.T) {
 	t.Helper()
 	for pod := range n.pods {
@@ -118,9 +116,8 @@ func (n *crioNode) checkWorks(t *testing.T) {
 	}
 }
 
-// TestRestartAfterFlush (F-21) flushes the firewall and removes qdiscs, as other programs do. Then TestRestartAfterFlush restarts CRI-O.
-// STATUS and GC at the start of CRI-O restore the state, so that the following CHECK succeeds. CHECK itself restores nothing. After the
-// restart, masquerade and limits work again.
+// TestRestartAfterFlush (F-21): after a flush of the firewall and a loss of qdiscs, STATUS and GC at the start of CRI-O restore masquerade
+// and limits, so that CHECK, which restores nothing, succeeds.
 func TestRestartAfterFlush(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "tc")
@@ -171,9 +168,8 @@ func TestRestartAfterFlush(t *testing.T) {
 	}
 }
 
-// TestRestartWithAntiSpoof starts pods without antiSpoof, then enables antiSpoof and restarts CRI-O. CHECK of the running pods succeeds
-// with the new configuration and with the old configuration, which CRI-O cached at ADD. Only pods that start after the restart are
-// protected against spoofing. DEL works with both configurations for all pods.
+// TestRestartWithAntiSpoof enables antiSpoof and restarts CRI-O while pods run. Their CHECK succeeds with the new configuration and with
+// the one cached at ADD. Only later pods are protected against spoofing. DEL works with both for all.
 func TestRestartWithAntiSpoof(t *testing.T) {
 	open := harness.ChainOf(t, "1.1.0", "nftables")
 	guarded := []byte(strings.Replace(string(open), `"ipMasq":true`, `"ipMasq":true,"antiSpoof":true`, 1))

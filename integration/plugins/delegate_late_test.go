@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestFaultLate: the runtime kills the main plugin at the runtime's deadline, while a third-party IPAM plugin is about to allocate an
-// address.
+// TestFaultLate: the runtime kills the main plugin at its deadline, while another project's IPAM plugin is about to allocate an address.
 func TestFaultLate(t *testing.T) {
 	for title, script := range harness.InOrder(map[string]string{
 		"child":      `sleep 0.6; : >"$0.lease"`,
@@ -38,8 +37,7 @@ func TestFaultLate(t *testing.T) {
 	}
 }
 
-// killEarly kills the bridge plugin as soon as its IPAM plugin runs, and then sends DEL. No process may allocate an address after DEL has
-// returned.
+// killEarly kills bridge as soon as its IPAM plugin runs, and sends DEL, after which no process may allocate an address.
 func (s *stubIPAM) killEarly(t *testing.T, y *harness.Tally, script string) {
 	t.Helper()
 	started, lease := filepath.Join(s.dir, "started"), s.path()+".lease"
@@ -60,8 +58,7 @@ func (s *stubIPAM) killEarly(t *testing.T, y *harness.Tally, script string) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	s.call("DEL").Run(t).OK(t)
-	// The test waits longer than the child process of the IPAM plugin sleeps. The test cannot wait for an event, because the absence of an
-	// allocation causes no event.
+	// Wait longer than the IPAM plugin's child sleeps. There is no event to wait for if nothing is allocated.
 	for end := time.Now().Add(900 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err := os.Stat(lease); err == nil {
 			y.Leaks++

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// The type stubIPAM is a test IPAM plugin: a shell script that saves its input and then runs the script that the test configures.
+// stubIPAM is an IPAM plugin: a shell script that saves its input and runs the test's script.
 type stubIPAM struct {
 	dir string
 	f   *harness.Fixture
@@ -45,7 +45,6 @@ func newStub(t *testing.T) *stubIPAM {
 
 func (s *stubIPAM) path() string { return filepath.Join(s.dir, "stub") }
 
-// setScript sets the stub's script for a verb.
 func (s *stubIPAM) setScript(t *testing.T, verb, script string) {
 	t.Helper()
 	if err := os.WriteFile(s.path()+"."+verb+".sh", []byte(script+"\n"), 0o644); err != nil {
@@ -67,8 +66,8 @@ func (s *stubIPAM) call(verb string) harness.Call {
 	return s.f.Good(verb, harness.ChainPlugins()[0]).With("CNI_PATH", s.dir+":"+harness.BinDir()).Config(s.conf())
 }
 
-// TestDelegate runs the bridge plugin with a third-party IPAM plugin. The IPAM plugin gets the environment and the configuration of the
-// bridge plugin, and the bridge plugin uses the results of the IPAM plugin.
+// TestDelegate runs bridge with another project's IPAM plugin, which gets bridge's environment and configuration and whose results bridge
+// uses.
 func TestDelegate(t *testing.T) {
 	s := newStub(t)
 	o := s.call("ADD").With("TRACEPARENT", "00-1-2-01").Run(t).OK(t)
@@ -103,7 +102,7 @@ func TestDelegate(t *testing.T) {
 	s.f.Oracle.Clean(t, "ADD and DEL with the stub")
 }
 
-// TestDelegateGC (C-84): GC of the bridge plugin calls GC of the IPAM plugin, with the list of valid attachments.
+// TestDelegateGC (C-84): GC of bridge calls that of the IPAM plugin, with the list of valid attachments.
 func TestDelegateGC(t *testing.T) {
 	s := newStub(t)
 	s.call("ADD").Run(t).OK(t)
@@ -145,8 +144,8 @@ func TestDelegateGC(t *testing.T) {
 	s.f.Oracle.Clean(t, "GC with the stub")
 }
 
-// TestDelegateFails lets ADD of the IPAM plugin fail in different ways. The bridge plugin undoes its changes, calls DEL of the IPAM plugin,
-// and returns the error of the IPAM plugin.
+// TestDelegateFails lets ADD of the IPAM plugin fail in different ways. bridge undoes its changes, calls the IPAM plugin's DEL, and returns
+// its error.
 func TestDelegateFails(t *testing.T) {
 	s := newStub(t)
 	ways := map[string]string{
@@ -179,11 +178,9 @@ func TestDelegateFails(t *testing.T) {
 	}
 }
 
-// allCodes returns the error codes that a test accepts if the exact code does not matter. allCodes does not contain 999, the code of an
-// internal defect.
+// allCodes are the codes that are accepted where the exact one does not matter. 999, for an internal defect, is not among them.
 func allCodes() []int { return []int{5, 6, 7, 11, 50, 101, 102, 103, 104, 105} }
 
-// TestDelegateMissing configures IPAM plugins that cannot be started.
 func TestDelegateMissing(t *testing.T) {
 	s := newStub(t)
 	if err := os.WriteFile(s.dir+"/text", []byte("#!/bin/sh\n"), 0o644); err != nil {
@@ -215,8 +212,7 @@ func TestDelegateStatus(t *testing.T) {
 	s.f.Oracle.Clean(t, "STATUS")
 }
 
-// TestPrevResult: the result of a plugin contains the interfaces of earlier plugins. TestPrevResult passes the prevResult in every CNI
-// version.
+// TestPrevResult: a plugin's result contains the interfaces of earlier plugins, in every CNI version.
 func TestPrevResult(t *testing.T) {
 	harness.ForEach(t, func(t *testing.T, f *harness.Fixture, plugin string) {
 		if plugin == "host-local" {

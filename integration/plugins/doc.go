@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugins calls the plugins as a runtime does: each test starts a plugin with environment variables and a configuration on standard
-// input. The tests check the plugin's output and its effects on the kernel's state.
+// Package plugins calls the plugins as a runtime does, with environment variables and a configuration on standard input, and checks their
+// output and their effects on the kernel's state.
 //
-//   - testdata/script contains testscript scripts, one for each behaviour. The flag -update rewrites the expected output in these scripts.
+//   - testdata/script has testscript scripts, one for each behaviour, whose expected output -update rewrites.
 //   - TestChain* run whole conflists through libcni in every version of the specification.
-//   - TestBehind* run portmap and bandwidth after third-party main plugins, and between third-party plugins. The program harness/calico
-//     emulates Calico's plugin.
-//   - TestBad* call the plugins with invalid input. TestGood* and TestRuntime* call the plugins with unusual but valid input.
+//   - TestBehind* run portmap and bandwidth after and between other projects' plugins. harness/calico emulates Calico's.
+//   - TestBad* call the plugins with invalid input, TestGood* and TestRuntime* with unusual but valid input.
 package plugins

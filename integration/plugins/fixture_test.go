@@ -11,7 +11,7 @@ import (
 
 type object = harness.Object
 
-// runLife runs ADD and DEL of a plugin, and looks for leaked state. The function edit() changes each call before it runs.
+// runLife runs ADD and DEL of a plugin, each call edited, and looks for leaked state.
 func runLife(t *testing.T, f *harness.Fixture, title, plugin string, edit func(harness.Call) harness.Call) {
 	t.Helper()
 	f.Life(t, plugin, func() {
@@ -22,7 +22,7 @@ func runLife(t *testing.T, f *harness.Fixture, title, plugin string, edit func(h
 	f.Oracle.Clean(t, title)
 }
 
-// mustRefuse runs one invalid plugin call. mustRefuse checks the error, and checks that the plugin changed nothing.
+// mustRefuse runs an invalid call, and checks its error and that nothing changed.
 func mustRefuse(t *testing.T, f *harness.Fixture, title string, c harness.Call, says string, codes ...int) {
 	t.Helper()
 	t.Run(title, func(t *testing.T) {

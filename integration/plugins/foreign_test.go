@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestF44ForeignHands (F-44): the reference plugin host-local and Podlace's host-local use the same folder in turn. No address is assigned
-// twice. Each of the two plugins can delete leases that the other plugin created. No state remains.
+// TestF44ForeignHands (F-44): the reference plugin host-local and Podlace's use the same folder in turn. No address is assigned twice, each
+// can delete the other's leases, and no state remains.
 func TestF44ForeignHands(t *testing.T) {
 	f := newForeign(t, "10.90.0.0/28", "10.91.0.0/28")
 	reference := f.binaries[0]
@@ -57,7 +57,7 @@ func TestF44ForeignHands(t *testing.T) {
 	mustBeLeased(t, f.folder, nil)
 }
 
-// TestF44ForeignAtOnce (F-44): 200 pods start at once, half of them by the reference plugin, and end at once by the other one.
+// TestF44ForeignAtOnce (F-44): 200 pods start at once, half of them by the reference plugin, and end at once by the other.
 func TestF44ForeignAtOnce(t *testing.T) {
 	f := newForeign(t, "10.90.0.0/24")
 	given := map[string]string{}
@@ -82,7 +82,7 @@ func TestF44ForeignAtOnce(t *testing.T) {
 	}
 }
 
-// The type foreign is a lease folder that host-local of the reference plugins and of Podlace use.
+// foreign is a lease folder that the reference plugins' and Podlace's host-local share.
 type foreign struct {
 	binaries []string // the reference's, and that of this tree
 	folder   string

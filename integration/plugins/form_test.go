@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestChangeOfForm changes a conflist from the chain to podlace-pod and back while pods run. A runtime then deletes a pod with the current
-// conflist, as containerd does, or with the cached configuration of its ADD, as CRI-O and podman do.
+// TestChangeOfForm changes a conflist from the chain to podlace-pod and back while pods run. DEL then comes with the current conflist, as
+// from containerd, or with the one cached at ADD, as from CRI-O and podman.
 func TestChangeOfForm(t *testing.T) {
 	chain := harness.ChainOf(t, "1.1.0", "nftables")
 	harness.Need(t, "podlace-pod")

@@ -13,7 +13,6 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// labAddresses contains the addresses of the lab's machines in one address family.
 type labAddresses struct {
 	family      string // the option of ip(8)
 	node, lan   string // the node and its router
@@ -28,13 +27,12 @@ func families() []labAddresses {
 	}
 }
 
-// The type crossingLab is a node between two networks. The node runs pods that use Podlace's plugins.
+// crossingLab is a node between two networks, with pods of Podlace's plugins.
 type crossingLab struct {
 	*behindLab
 	third *sandbox.Pod
 }
 
-// eachCrossing runs a test once for each backend.
 func eachCrossing(t *testing.T, caps map[string]any, test func(t *testing.T, c crossingLab)) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -66,14 +64,13 @@ func newCrossing(t *testing.T, conflist string, caps map[string]any) crossingLab
 	return c
 }
 
-// atHostIP returns the port mapping m, restricted to one address of the node.
+// atHostIP returns the port mapping m at one address of the node.
 func atHostIP(hostIP string, m map[string]any) map[string]any {
 	m["hostIP"] = hostIP
 	return m
 }
 
-// startSpeakers starts servers at addresses of a machine, for TCP and UDP. Each server answers with the machine's name. If the machine is
-// nil, the servers run on the node.
+// startSpeakers starts TCP and UDP servers that answer with the machine's name. If the machine is nil, they run on the node.
 func startSpeakers(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
@@ -85,14 +82,14 @@ func startSpeakers(t testing.TB, on *sandbox.Pod, addresses ...string) {
 	}
 }
 
-// The type netQuery contains an address and the name of the pod that must answer at this address. If the name is empty, no pod may answer.
+// netQuery is an address and the pod that must answer there; "" means none.
 type netQuery struct {
 	from    *sandbox.Pod
 	address string
 	want    string
 }
 
-// checkAnswers connects to the addresses of all queries over TCP and UDP, at one or more ports, in parallel.
+// checkAnswers connects to all addresses over TCP and UDP, at one or more ports, in parallel.
 func checkAnswers(t *testing.T, ports string, questions ...netQuery) {
 	t.Helper()
 	var wait sync.WaitGroup

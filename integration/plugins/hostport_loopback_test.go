@@ -12,9 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestLoopbackFromOutside (S-07): only the node itself reaches hostPorts and services at 127.0.0.1. Another machine and a pod send packets
-// for 127.0.0.1 to the node's MAC. The packets of the other machine and of the pod reach neither a hostPort's pod nor a service of the
-// node, even after all rules were flushed and restored. Moby had this problem: CVE-2025-54388 and CVE-2025-54410.
+// TestLoopbackFromOutside (S-07): only the node itself reaches hostPorts and services at 127.0.0.1. Packets for it that another machine or
+// a pod sends to the node's MAC reach neither, even after all rules were flushed and restored. Moby had this problem: CVE-2025-54388 and
+// CVE-2025-54410.
 func TestLoopbackFromOutside(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Need(t, "podlace")
@@ -47,7 +47,7 @@ func TestLoopbackFromOutside(t *testing.T) {
 	})
 }
 
-// checkClosed checks that the node reaches all ports of 127.0.0.1. checkClosed also checks that no other machine reaches these ports.
+// checkClosed checks that the node, and no other machine, reaches the ports of 127.0.0.1.
 func (c crossingLab) checkClosed(t *testing.T) {
 	t.Helper()
 	checkAnswers(t, "8080 8081", netQuery{nil, "127.0.0.1", c.web.Name})

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestLoopbackAfterLoss (S-07): the records of hostPorts are lost, and DEL or GC runs. A pod still does not reach a service on the node's
-// 127.0.0.1. The pod does not reach the service even if all rules are flushed and a verb makes changes.
+// TestLoopbackAfterLoss (S-07): after the loss of the hostPorts' records and a DEL or GC, a pod still reaches no service on the node's
+// 127.0.0.1, even if all rules are flushed and a verb makes changes.
 func TestLoopbackAfterLoss(t *testing.T) {
 	harness.Program(t, "nft")
 	caps := harness.Mappings(harness.Port(8080, 80, "tcp"))
@@ -57,13 +57,12 @@ func TestLoopbackAfterLoss(t *testing.T) {
 	})
 }
 
-// attackByClient makes the client pod send packets for 127.0.0.1 through the node.
 func (c crossingLab) attackByClient(t *testing.T) {
 	t.Helper()
 	prepareAttack(t, c.client, "10.71.0.1", harness.IPv4Of(t, c.client))
 }
 
-// loopbackState returns the node's sysctls that make 127.0.0.1 reachable for other machines, and the tables that prevent this access.
+// loopbackState returns the sysctls that open 127.0.0.1 to other machines, and the tables that prevent this.
 func loopbackState(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", "grep -v '^0$' /proc/sys/net/ipv4/conf/*/route_localnet; nft list tables | grep podlace_loopback; true").Output()

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestMarks (S-29): packets keep the marks of other programs, such as bits 14 and 15 of kube-proxy and bits 20 to 31 of Calico. The
-// iptables backend sets only the bit markMasqBit. Podlace sets no other mark and no connection mark.
+// TestMarks (S-29): packets keep other programs' marks, such as bits 14 and 15 of kube-proxy and 20 to 31 of Calico. The iptables backend
+// sets only markMasqBit. Podlace sets no other mark and no connection mark.
 func TestMarks(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Shell(t, "nft flush ruleset") // chains of earlier pods masquerade all packets with their mark
@@ -41,8 +41,7 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// countMarks sets a mark on all incoming and locally sent packets. While f runs, countMarks counts the marks of packets that leave the node
-// or that reach the node.
+// countMarks sets a mark on all incoming and locally sent packets, and counts the marks of those that leave or reach the node while f runs.
 func countMarks(t *testing.T, before, own uint32, f func()) map[string]int {
 	t.Helper()
 	harness.Shell(t, fmt.Sprintf(`nft 'table inet marks {

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestRouteLater: a main plugin creates no route to the pod, and a routing daemon adds the route later. ADD of portmap prints a warning,
-// and the hostPort works once the route exists.
+// TestRouteLater: if a routing daemon adds the route to the pod after ADD, portmap's ADD prints a warning, and the hostPort works once the
+// route exists.
 func TestRouteLater(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {

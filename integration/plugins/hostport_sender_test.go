@@ -60,8 +60,7 @@ func startSender(t *testing.T, from *sandbox.Pod, title, address string) *udpSen
 	return s
 }
 
-// sendText sends a datagram and retries a failed send. If no process listens at the destination port, the kernel reports the ICMP error at
-// the next send on the same socket, so this next send fails.
+// sendText sends a datagram and retries once it fails: the kernel reports the ICMP error of a closed port at the socket's next send.
 func (s *udpSender) sendText(text string) (err error) {
 	for range 100 {
 		if _, err = s.Write([]byte(text)); err == nil || errors.Is(err, net.ErrClosed) {
@@ -91,9 +90,8 @@ func (s *udpSender) askNext() (string, error) {
 	}
 }
 
-// testSender checks that the first datagram after each ADD and DEL reaches the current owner of the port. The owner is the pod that has the
-// hostPort. If a second pod of the same name requests the hostPort, the second pod becomes the owner. If no pod has the hostPort, the node
-// is the owner.
+// testSender checks that the first datagram after each ADD and DEL reaches the port's owner: the pod that has it, the second pod of the
+// same name that requests it, or the node if no pod has it.
 func testSender(t *testing.T, c crossingLab) {
 	const port53 = "5353"
 	caps := harness.Mappings(harness.Port(5353, 53, "udp"))

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// For each mode of kube-proxy, kubeServices returns the commands that add and remove a Service. The Service sends packets for port 8080 at
-// the node's address to a pod. The commands create the same kind of rules as kube-proxy in the respective mode.
+// kubeServices returns, for each mode of kube-proxy, the commands that add and remove a Service from port 8080 of the node to a pod, with
+// rules like kube-proxy's.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES
@@ -28,9 +28,8 @@ func kubeServices() map[string][2]string {
 	}
 }
 
-// TestServicesWin (S-01): a Service and a hostPort have the same port. The Service gets the packets, regardless of the order of creation
-// (CVE-2019-9946). There is one exception: the chains of kube-proxy and of portmap may have the same priority. In this case, the kernel
-// decides the order of the chains.
+// TestServicesWin (S-01): if a Service and a hostPort have the same port, the Service gets the packets, whichever is older (CVE-2019-9946).
+// Only if the chains of kube-proxy and portmap have the same priority, the kernel decides their order.
 func TestServicesWin(t *testing.T) {
 	harness.Program(t, "nft")
 	harness.Program(t, "iptables")

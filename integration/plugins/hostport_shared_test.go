@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// TestSharedHostPort (F-39): one container has a hostPort in two networks. When one attachment ends, the port moves to the other attachment
-// and no connection is lost. No other pod gets the port before both attachments have ended.
+// TestSharedHostPort (F-39): a container has one hostPort in two networks. When one attachment ends, the port moves to the other without a
+// lost connection. No other pod gets it before both have ended.
 func TestSharedHostPort(t *testing.T) {
 	for _, backends := range [][2]string{{"nftables", "nftables"}, {"iptables", "iptables"}, {"nftables", "iptables"},
 		{"iptables", "nftables"}} {
@@ -34,7 +34,7 @@ func TestSharedHostPort(t *testing.T) {
 	}
 }
 
-// The type sharedPod is a pod with an attachment to each of two networks.
+// sharedPod is a pod attached to two networks.
 type sharedPod struct {
 	*behindLab
 	networks [2]*harness.Network
@@ -44,8 +44,7 @@ type sharedPod struct {
 
 func newShared(t *testing.T, backends [2]string) *sharedPod {
 	t.Helper()
-	// The test masquerades every client. Otherwise, replies for a client of eth1 would leave through eth0, because the pod's only default
-	// route uses eth0.
+	// Masquerade every client. Replies for one of eth1 would otherwise leave through eth0, which has the pod's only default route.
 	all := strings.NewReplacer(`"snat":true`, `"snat":true,"masqAll":true`)
 	second := strings.NewReplacer("chain0", "chain1", `"name":"chain"`, `"name":"second"`, "10.71.", "10.95.", "fd71:", "fd95:",
 		`"isDefaultGateway":true`, `"isDefaultGateway":false`)
@@ -64,8 +63,7 @@ func newShared(t *testing.T, backends [2]string) *sharedPod {
 	return s
 }
 
-// endOneNetwork attaches the pod to both networks. Then endOneNetwork ends one attachment while clients are connecting, and later ends the
-// other attachment.
+// endOneNetwork ends one of the pod's two attachments while clients are connecting, and later the other.
 func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	stays := 1 - ends
 	for i, n := range s.networks {
@@ -76,15 +74,14 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	// The clients do not use 127.0.0.1, because the end of an attachment resets route_localnet of the bridge. The reset breaks open
-	// connections from 127.0.0.1.
+	// No client uses 127.0.0.1, because the end of an attachment resets route_localnet of the bridge, which breaks its connections.
 	clients := []*steadyClient{{from: s.lan, address: harness.NodeV4}, {from: s.lan, address: harness.NodeV6}, {address: harness.NodeV4}}
 	stop := startSteady(clients, s.web)
 	defer stop()
 	for _, c := range clients {
 		c.awaitServed(t)
 	}
-	// At this point, only portmap runs DEL, so that the interface of the attachment stays. The open connections need this interface.
+	// Only portmap runs DEL here, because the open connections need the interface.
 	conf := object{"cniVersion": "1.1.0", "name": s.networks[ends].List.Name, "type": "portmap", "backend": s.backends[ends]}
 	harness.NewCall("DEL", "portmap", s.web, s.rt[ends].ContainerID, conf).With("CNI_IFNAME", s.rt[ends].IfName).Run(t).OK(t)
 	for _, c := range clients {
@@ -109,7 +106,6 @@ func (s *sharedPod) endOneNetwork(t *testing.T, ends int) {
 	s.oracle.Clean(t, "a pod left two networks")
 }
 
-// The type steadyClient is a client that connects to the hostPort in a loop.
 type steadyClient struct {
 	from    *sandbox.Pod
 	address string
@@ -127,8 +123,7 @@ func (c *steadyClient) awaitServed(t *testing.T) {
 	}
 }
 
-// startSteady starts the clients, which connect to the pod until the returned function is called. A client ends after its first lost
-// connection.
+// startSteady lets the clients connect to the pod until the returned function is called. A client ends after its first lost connection.
 func startSteady(clients []*steadyClient, to *sandbox.Pod) (stop func()) {
 	var wait sync.WaitGroup
 	var done atomic.Bool

@@ -32,9 +32,8 @@ func dnsPorts(hostIPs ...string) map[string]any {
 	return harness.Mappings(list...)
 }
 
-// TestPortOfOthers (S-06): hostPort 53 receives only packets to an address of the node. Packets from pods, the node and other machines to
-// port 53 of another host reach the other host (CVE-2025-67499). Such packets reach the other host even if a pod's hostIP is an address of
-// the other host.
+// TestPortOfOthers (S-06): hostPort 53 gets only packets to addresses of the node. Those from pods, the node and other machines to port 53
+// of another host reach that host (CVE-2025-67499), even if a pod's hostIP is its address.
 func TestPortOfOthers(t *testing.T) {
 	foreign := families()
 	for title, x := range map[string]struct {
@@ -74,9 +73,8 @@ func (c crossingLab) portOfOthers(t *testing.T, taken bool) {
 	}
 }
 
-// TestHostIP (S-28): a hostPort works at the node's addresses that its hostIP covers, and at no other address. A port mapping for one
-// address takes precedence over a port mapping for all addresses of the family, in any order of creation. If a pod has a port at all
-// addresses, no other pod can have the port at all addresses.
+// TestHostIP (S-28): a hostPort works only at the node's addresses that its hostIP covers. A mapping for one address takes precedence over
+// one for all of the family, whichever is older. Only one pod can have a port at all addresses.
 func TestHostIP(t *testing.T) {
 	eachCrossing(t, harness.HostPort(), func(t *testing.T, c crossingLab) {
 		for _, x := range []struct{ title, all, four, six string }{
@@ -141,8 +139,7 @@ func (c crossingLab) hostIP(t *testing.T, all, four, six, first string) {
 	c.oracle.Clean(t, "two pods with one port")
 }
 
-// testOnlyLoopback checks that a hostPort at 127.0.0.1 is reachable only from the node. Another pod can have the same port at another
-// address.
+// testOnlyLoopback: a hostPort at 127.0.0.1 is reachable only from the node. Another pod can have the port at another address.
 func (c crossingLab) testOnlyLoopback(t *testing.T) {
 	t.Helper()
 	c.rtWeb.CapabilityArgs, c.rtClient.CapabilityArgs = web8080("127.0.0.1"), web8080(harness.NodeV4)
@@ -154,8 +151,7 @@ func (c crossingLab) testOnlyLoopback(t *testing.T) {
 	})
 }
 
-// testBothMappings: a pod has two port mappings of the same port, one for a single address and one for all addresses. The port mapping for
-// the single address takes precedence, in any order of the list.
+// testBothMappings: of a pod's two mappings of a port, the one for a single address takes precedence over that for all, in any order.
 func (c crossingLab) testBothMappings(t *testing.T) {
 	t.Helper()
 	one, all := atHostIP(harness.NodeV4, harness.Port(8080, 81, "tcp")), harness.Port(8080, 80, "tcp")

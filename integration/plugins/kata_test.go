@@ -17,15 +17,14 @@ import (
 // kataTap is the name of the tap device that Kata creates in a pod.
 const kataTap = "tap0_kata"
 
-// The type virtualMachine is a virtual machine behind a pod's tap device. A network namespace emulates the virtual machine. The interface
-// of the virtual machine has the MAC and the address of the pod.
+// virtualMachine is a network namespace behind a pod's tap device, whose interface has the pod's MAC and address.
 type virtualMachine struct {
 	guest           *sandbox.Pod
 	outside, inside *os.File
 }
 
-// newKata changes a pod as Kata Containers does with its networking model "tcfilter". newKata adds a tap device to the pod, redirects all
-// ingress packets of eth0 to the tap device, and redirects all ingress packets of the tap device to eth0.
+// newKata changes a pod as Kata Containers does with its model "tcfilter": it adds a tap device, and redirects all ingress packets of eth0
+// to it and of the tap to eth0.
 func newKata(t *testing.T, pod *sandbox.Pod) *virtualMachine {
 	t.Helper()
 	harness.Program(t, "tc")
@@ -54,7 +53,7 @@ func newKata(t *testing.T, pod *sandbox.Pod) *virtualMachine {
 	return vm
 }
 
-// removeVM removes the virtual machine. The tap of the virtual machine disappears at the same time.
+// removeVM removes the virtual machine with its tap.
 func (vm *virtualMachine) removeVM(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(vm.outside.Close(), vm.inside.Close()); err != nil {
@@ -62,7 +61,7 @@ func (vm *virtualMachine) removeVM(t *testing.T) {
 	}
 }
 
-// relayFrames emulates the hypervisor: it copies frames between two taps. relayFrames returns when one of the taps is closed.
+// relayFrames emulates the hypervisor: it copies frames between two taps until one is closed.
 func relayFrames(from, to *os.File) {
 	frame := make([]byte, 1<<16)
 	for {
@@ -76,7 +75,7 @@ func relayFrames(from, to *os.File) {
 	}
 }
 
-// openTap creates a tap device in a pod. The tap device exists until the file is closed.
+// openTap creates a tap device in a pod, which exists until the file is closed.
 func openTap(pod *sandbox.Pod, name string) (file *os.File, err error) {
 	err = pod.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

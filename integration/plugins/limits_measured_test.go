@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/meter"
 )
 
-// TestMeasuredLimits: rates are in bits per second, and bursts are in bits. Ingress is the traffic to the pod, and egress is the traffic
-// from the pod. The units are the same in runtimeConfig and in the conflist.
+// TestMeasuredLimits: rates are in bits per second and bursts in bits, both in runtimeConfig and in the conflist. Ingress is the traffic to
+// the pod, egress that from it.
 func TestMeasuredLimits(t *testing.T) {
 	a := harness.NewAlone(t)
 	a.Warm(t)
@@ -37,8 +37,8 @@ func TestMeasuredLimits(t *testing.T) {
 	before.Clean(t, "limits were measured")
 }
 
-// measureLimit checks that the rate at the receiver is within 5 % of the limit, over UDP and over TCP. The machine can pause where the
-// meter does not see it, so measureLimit measures up to five times. A wrong limit is wrong each time, and fails.
+// measureLimit checks that the rate at the receiver is within 5 % of the limit, over UDP and TCP. The machine can pause unseen by the
+// meter, so it measures up to five times. A wrong limit fails each time.
 func measureLimit(t *testing.T, a *harness.Alone, what string, mbit float64, flow meter.Flow) {
 	t.Helper()
 	const runs, tolerance = 5, 0.05

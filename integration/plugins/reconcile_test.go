@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
-// The type gcLab is a node with one network and an emulated runtime. The runtime lists its pods for GC. Tests can remove the namespace of a
-// pod without a DEL.
+// gcLab is a node with one network, whose emulated runtime lists its pods for GC. Pods can lose their namespace without a DEL.
 type gcLab struct {
 	*testing.T
 	network *harness.Network
@@ -81,8 +80,8 @@ func (c gcLab) list() ([]reconcile.Network, []*reconcile.Attachment) {
 	return networks, list
 }
 
-// TestOldList (C-85): a pod is attached after the list of valid attachments was made. GC keeps the pod, regardless of the age of the list.
-// GC also keeps a pod that was attached again with the same container ID.
+// TestOldList (C-85): GC keeps a pod that was attached after the list of valid attachments was made, however old the list is, and one
+// attached again with the same container ID.
 func TestOldList(t *testing.T) {
 	c := newCollector(t)
 	c.addPod("oldlist-stays")
@@ -137,8 +136,7 @@ func TestReboot(t *testing.T) {
 	before.Clean(t, "podlace gc after a boot")
 }
 
-// emulateReboot puts an attachment into the state after a reboot: its record is gone, and the leases are of the previous boot, except for
-// those of attachments with a record.
+// emulateReboot removes an attachment's record, and makes the leases those of an earlier boot, except where an attachment has a record.
 func (c gcLab) emulateReboot(network, id string) {
 	c.Helper()
 	key := attachment.Key{Network: network, ContainerID: id, IfName: "eth0"}
@@ -157,8 +155,8 @@ func (c gcLab) emulateReboot(network, id string) {
 	kerneltest.Must(c.T, os.WriteFile("/var/lib/cni/networks/"+network+"/podlace_boot", []byte("earlier 0\n"), 0o600))
 }
 
-// TestLeftAlone: `podlace gc` reports plugins of other projects and keeps their attachments. `podlace gc` also removes the stale
-// attachments of a network whose configuration is gone.
+// TestLeftAlone: `podlace gc` reports plugins of other projects and keeps their attachments. It removes stale ones of a network whose
+// configuration is gone.
 func TestLeftAlone(t *testing.T) {
 	harness.Need(t, "podlace")
 	c := newCollector(t)
@@ -192,7 +190,7 @@ func TestLeftAlone(t *testing.T) {
 		"0 removed, 1 left")
 	says(gc(1, "--conf-dir", t.TempDir(), "--bin-dir", foreign), "bridge is left alone: it is not Podlace's", "host-local is left alone",
 		"1 left")
-	// The configuration is gone, so `podlace gc` knows the network only from the records.
+	// Without the configuration, `podlace gc` knows the network only from the records.
 	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
 	before.Clean(t, "GC by records alone")
 	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")

@@ -37,8 +37,7 @@ const cniUsage = `cni VERB PLUGIN CONF [key=value...], where the keys are
 	out=FILE      keep stdout as it came
 	CNI_...=VALUE any variable`
 
-// cmdCNI runs one plugin. After cmdCNI, the script commands "stdout", "stderr" and "cmp" use the output of the plugin, in which fixed words
-// replace random values.
+// cmdCNI runs one plugin, for whose output the commands "stdout", "stderr" and "cmp" then work. Fixed words replace random values.
 func cmdCNI(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, len(args) >= 3, cniUsage)
 	c, out := scriptCall(ts, args)
@@ -156,8 +155,7 @@ func validList(s string) []types.GCAttachment {
 	return list
 }
 
-// normaliseJSON sorts the keys of a JSON document. normaliseJSON also replaces random values: MAC addresses and names of host-side
-// interfaces.
+// normaliseJSON sorts the keys of a JSON document and replaces random MAC addresses and names of host-side interfaces.
 func normaliseJSON(text string) string {
 	var v any
 	if json.Unmarshal([]byte(text), &v) != nil {

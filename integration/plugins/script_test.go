@@ -58,7 +58,6 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// scriptState contains everything that one script has created.
 type scriptState struct {
 	pods      map[string]*sandbox.Pod
 	names     []string // of the pods, in order of creation
@@ -90,8 +89,7 @@ func (s *scriptState) close() {
 	awaitQuiet()
 }
 
-// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL. Without this wait, the next script could see
-// links that are about to disappear.
+// awaitQuiet waits until the kernel has removed the links of pods that ended without DEL, which the next script could otherwise see.
 func awaitQuiet() { awaitVeths(0) }
 
 // awaitVeths waits until the host has n veth interfaces, and reports whether the number was reached in time.
@@ -118,7 +116,7 @@ func (s *scriptState) findPod(ts *testscript.TestScript, name string) *sandbox.P
 }
 
 // evalCondition evaluates [has:NAME] for a plugin under test, [sysctl:NAME] for an existing kernel parameter, [kernel:NAME] for a kernel
-// feature, and [form:NAME] for the first plugin of a chain.
+// feature, and [form:NAME] for a chain's first plugin.
 func evalCondition(cond string) (bool, error) {
 	kind, name, _ := strings.Cut(cond, ":")
 	switch kind {
@@ -180,7 +178,7 @@ func cmdPod(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// The command "veths N" waits until the host has N veth interfaces. The kernel removes the veths of a deleted namespace with a delay.
+// The command "veths N" waits until the host has N veths, which the kernel removes some time after their namespace.
 func cmdVeths(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, !neg && len(args) == 1, "veths N")
 	n, err := strconv.Atoi(args[0])
@@ -258,7 +256,7 @@ func cmdSysctl(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { _ = os.WriteFile(file, old, 0o644) })
 }
 
-// The command "serve POD PORT" starts a TCP server in a pod. The server answers with the pod's name.
+// The command "serve POD PORT" starts a TCP server in a pod that answers with the pod's name.
 func cmdServe(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, !neg && len(args) == 2, "serve POD PORT")
 	s := scriptOf(ts)

@@ -16,16 +16,15 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// vfRanges returns address ranges for host-local: a range set with two IPv4 subnets, and a range set with one IPv6 subnet. A VF gets one
-// address from each range set. The IPv4 address comes from the first subnet.
+// vfRanges returns a range set with two IPv4 subnets and one with an IPv6 subnet. A VF gets one address from each, the IPv4 address from
+// the first subnet.
 func vfRanges() []any {
 	return []any{[]any{object{"subnet": "198.51.100.0/29"}, object{"subnet": "203.0.113.0/24"}},
 		[]any{object{"subnet": "fd00:61::/64", "rangeStart": "fd00:61::100"}}}
 }
 
-// TestVFIPAM: VFs get addresses from any IPAM plugin. TestVFIPAM uses host-local with several ranges, the reference plugin static, and a
-// plugin with a name that Podlace does not know. Each interface has its own addresses, CHECK detects a missing address, and no state
-// remains at the end.
+// TestVFIPAM: VFs get addresses from any IPAM plugin: host-local with several ranges, the reference plugin static, and one whose name
+// Podlace does not know. Each interface has its own, CHECK detects a missing one, and no state remains.
 func TestVFIPAM(t *testing.T) {
 	harness.Need(t, "bridge", "sriov", "host-local")
 	harness.Program(t, "ip")
@@ -71,8 +70,7 @@ func TestVFIPAM(t *testing.T) {
 	}
 }
 
-// foreignIPAM returns a folder with the reference plugins static and host-local. In the returned folder, host-local has a name that Podlace
-// does not know, so that it acts as a third-party IPAM plugin.
+// foreignIPAM returns a folder with the reference plugins static and host-local, the latter under a name that Podlace does not know.
 func foreignIPAM(t *testing.T) (dir string) {
 	t.Helper()
 	reference := harness.ReferenceDir()
@@ -88,8 +86,8 @@ func foreignIPAM(t *testing.T) (dir string) {
 	return dir
 }
 
-// checkAddresses runs ADD, CHECK and DEL of a pod and checks the addresses of its VFs. The addresses from host-local increase with each
-// pod. The address from static is always the same.
+// checkAddresses checks the addresses of a pod's VFs over ADD, CHECK and DEL. Those from host-local increase with each pod, that from
+// static stays.
 func (l vfNode) checkAddresses(t *testing.T, use string, want []string, vfs int) {
 	t.Helper()
 	rt := harness.Attachment(l.web, l.web.Name, nil)

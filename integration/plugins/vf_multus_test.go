@@ -15,15 +15,15 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type multusDelegate contains the conflist that Multus creates from a NetworkAttachmentDefinition. Multus writes the device ID into
-// each plugin of the conflist (addDeviceIDInConfList in pkg/types/conf.go of multus-cni), and passes the conflist to libcni.
+// multusDelegate is the conflist that Multus makes of a NetworkAttachmentDefinition: it writes the device ID into each plugin
+// (addDeviceIDInConfList in pkg/types/conf.go of multus-cni) and passes it to libcni.
 type multusDelegate struct {
 	*harness.Network
 	list  object
 	cache string // cache folder that Multus gives to libcni
 }
 
-// fastNet returns the conflist of a network whose VFs have addresses. In the conflist, the reference plugin tuning runs after sriov.
+// fastNet returns the conflist of a network whose VFs have addresses, with the reference plugin tuning after sriov.
 func fastNet(name string) object {
 	return object{"cniVersion": "1.0.0", "name": name, "plugins": []any{
 		object{"type": "sriov", "capabilities": object{"mac": true, "ips": true, "deviceID": true, "CNIDeviceInfoFile": true},
@@ -50,9 +50,8 @@ func newDelegate(t *testing.T, list object, device, cache string) multusDelegate
 	return d
 }
 
-// multusRuntimeConf returns the RuntimeConf for one element of the annotation k8s.v1.cni.cncf.io/networks. multusRuntimeConf does the same
-// as newCNIRuntimeConf in pkg/types/conf.go of Multus. As DelegateAdd of multus.go does, multusRuntimeConf adds the MAC and the IP for
-// plugins without these capabilities.
+// multusRuntimeConf returns the RuntimeConf for one element of the annotation k8s.v1.cni.cncf.io/networks, as newCNIRuntimeConf in
+// pkg/types/conf.go of Multus does. Like DelegateAdd of multus.go, it adds MAC and IP for plugins without these capabilities.
 func multusRuntimeConf(pod *sandbox.Pod, ifname, device, mac string, ips ...string) *libcni.RuntimeConf {
 	caps := map[string]any{"deviceID": device, "CNIDeviceInfoFile": "/run/k8s.cni.cncf.io/devinfo/cni/shop-fast-" + pod.Name + "_" + ifname}
 	rt := &libcni.RuntimeConf{ContainerID: pod.Name, NetNS: pod.Path, IfName: ifname, CapabilityArgs: caps,
@@ -70,8 +69,7 @@ func multusRuntimeConf(pod *sandbox.Pod, ifname, device, mac string, ips ...stri
 	return rt
 }
 
-// The type multusNode is a node with a simulated network card and a pod that has an eth0. The emulated Multus runs the conflists of a pod's
-// additional networks one after another.
+// multusNode is a node with a simulated network card and a pod with eth0. Multus runs the pod's other networks one after another.
 type multusNode struct {
 	pod    *sandbox.Pod
 	oracle *harness.Oracle
@@ -197,8 +195,8 @@ func TestMultusDel(t *testing.T) {
 	}
 }
 
-// TestMultusTwo: Multus attaches a pod twice, to the same network or to two networks. Each attachment has its own VF and address, and DEL
-// of one attachment does not change the other attachment.
+// TestMultusTwo: Multus attaches a pod twice, to one network or to two. Each attachment has its own VF and address, and DEL of one leaves
+// the other alone.
 func TestMultusTwo(t *testing.T) {
 	harness.Program(t, "ip")
 	m := newMultus(t)

@@ -19,8 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// shippedConflist returns the conflist for VFs that Podlace ships. If the argument `early` is true, sriov runs directly after bridge.
-// Otherwise sriov runs as the last plugin.
+// shippedConflist returns the shipped conflist for VFs, with sriov directly after bridge if early, or else last.
 func shippedConflist(t *testing.T, early bool) object {
 	t.Helper()
 	data, err := conf.Conflist("10-podlace-sriov.conflist")
@@ -36,8 +35,8 @@ func shippedConflist(t *testing.T, early bool) object {
 	return list
 }
 
-// bothOrders runs a test once with sriov directly after bridge, and once with sriov as the last plugin. The node has a simulated network
-// card, and the first two VFs of the card are allocated to the pod.
+// bothOrders runs a test with sriov directly after bridge, and with sriov last. The first two VFs of a simulated card are allocated to the
+// pod.
 func bothOrders(t *testing.T, test func(t *testing.T, l vfNode)) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	for title, early := range harness.InOrder(map[string]bool{"sriov last": false, "sriov first": true}) {
@@ -50,7 +49,7 @@ func bothOrders(t *testing.T, test func(t *testing.T, l vfNode)) {
 	}
 }
 
-// The type vfNode is a node with VFs, a conflist, and a pod that has no network yet.
+// vfNode is a node with VFs, a conflist, and a pod that has no network yet.
 type vfNode struct {
 	*harness.Network
 	conflist []byte
@@ -86,8 +85,7 @@ func (l vfNode) warmUp(t *testing.T, edit func(*libcni.RuntimeConf)) {
 	l.oracle.Rebase(t)
 }
 
-// containerdCaps returns the capabilities that containerd passes for a pod with a port and limits. crioCaps returns the capabilities that
-// CRI-O passes. CRI-O passes no port mapping, because it maps hostPorts itself.
+// The capabilities that containerd and CRI-O pass for a pod with a port and limits. CRI-O maps hostPorts itself and passes none.
 func containerdCaps() map[string]any {
 	const bits = limitRate * 1_000_000
 	return map[string]any{"portMappings": []any{object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
@@ -103,7 +101,7 @@ func crioCaps() map[string]any {
 	return caps
 }
 
-// checkComplete checks that the result contains all configured interfaces. The VFs must have none of the pod's addresses.
+// checkComplete checks that the result has all configured interfaces, and the VFs none of the pod's addresses.
 func (l vfNode) checkComplete(t *testing.T, result object) {
 	t.Helper()
 	var names []string
@@ -158,8 +156,7 @@ func TestVFsByCRIO(t *testing.T) {
 	})
 }
 
-// restartedRuntime returns a runtime that has restarted and has lost libcni's cache. restartedRuntime also makes all pods old enough for
-// GC.
+// restartedRuntime returns a runtime that has lost libcni's cache, and makes all pods old enough for GC.
 func (l vfNode) restartedRuntime(t *testing.T) *harness.Network {
 	t.Helper()
 	n, err := harness.OpenNetwork(l.conflist, t.TempDir(), nil)
@@ -183,8 +180,7 @@ func (l vfNode) checkReturned(t *testing.T, after string) {
 	l.oracle.Clean(t, after)
 }
 
-// TestVFsByContainerd (F-35) emulates containerd, which sends no CHECK and no GC. The emulated containerd sends two or more DELs, the last
-// one without a namespace.
+// TestVFsByContainerd (F-35): containerd sends no CHECK and no GC, but two or more DELs, the last one without a namespace.
 func TestVFsByContainerd(t *testing.T) {
 	harness.Program(t, "ip")
 	bothOrders(t, func(t *testing.T, l vfNode) {
@@ -220,7 +216,7 @@ func TestVFsByContainerd(t *testing.T) {
 	})
 }
 
-// TestVFsFailedADD: ADD fails in a plugin that runs after sriov. The single DEL that containerd sends restores the VF.
+// TestVFsFailedADD: ADD fails in a plugin after sriov. The single DEL of containerd restores the VF.
 func TestVFsFailedADD(t *testing.T) {
 	harness.Need(t, "bridge", "portmap", "bandwidth", "sriov")
 	harness.Program(t, "ip")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probestest compares the metrics of a program with a list of metrics. Package probestest is for tests only.
+// Package probestest compares a program's metrics with a list, in tests.
 package probestest
 
 import (
@@ -13,16 +13,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// CompareList returns the difference between the metrics in a file and the metrics that a collector describes. If the metrics are equal,
-// CompareList returns "".
+// CompareList returns how the metrics in a file differ from those that a collector describes, or "".
 func CompareList(file string, c prometheus.Collector) (string, error) {
 	text, err := os.ReadFile(file)
 	return cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), metricLines(c)), err
 }
 
-// metricLines returns one line for each metric that a collector describes, even if the collector describes it several times: its name, its
-// type and its sorted labels. The collector's description of a metric contains no type. The suffix of the metric's name therefore
-// determines its type. The name of a counter ends in _total, and the name of a histogram of sriov-device-plugin ends in _seconds.
+// metricLines returns one line for each metric that a collector describes: name, type and sorted labels. A description has no type, so the
+// name's suffix determines it: _total for a counter, and _seconds for a histogram of sriov-device-plugin.
 func metricLines(c prometheus.Collector) (lines []string) {
 	described := make(chan *prometheus.Desc)
 	go func() {

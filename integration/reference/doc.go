@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference contains no code. The file go.mod in this folder pins the versions of the reference plugins as tools. The tests and the
-// benchmark compare Podlace with the reference plugins. The script scripts/reference.sh builds the reference plugins.
+// Package reference has no code. Its go.mod pins the reference plugins, with which tests and benchmark compare Podlace, as tools that
+// scripts/reference.sh builds.
 package reference

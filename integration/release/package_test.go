@@ -15,14 +15,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Each constant is the path of the file with the completion for zsh. The deb package and the rpm package install the completion in
-// different folders.
+// The file with the completion for zsh, which deb and rpm install in different folders.
 const (
 	debZsh = "/usr/share/zsh/vendor-completions/_podlace"
 	rpmZsh = "/usr/share/zsh/site-functions/_podlace"
 )
 
-// packageFiles lists the expected files of a package, without man pages of subcommands and example configurations.
+// packageFiles lists the files expected in a package, without man pages of subcommands and example configurations.
 func packageFiles(zsh string) []string {
 	files := []string{
 		"/usr/share/bash-completion/completions/podlace", zsh,
@@ -43,7 +42,7 @@ func packageFiles(zsh string) []string {
 	return files
 }
 
-// listedFiles returns the files in the listing of a package, without man pages of subcommands and example configurations.
+// listedFiles returns the files in a package's listing, without man pages of subcommands and example configurations.
 func listedFiles(lines string, isFile func(string) bool) (files []string) {
 	more := regexp.MustCompile(`^/usr/share/(man/man1/podlace-|doc/podlace/examples/)`)
 	for line := range strings.Lines(lines) {
@@ -63,7 +62,7 @@ func needs(t *testing.T, program string) {
 	}
 }
 
-// TestPackageFiles checks that the deb and rpm packages of both architectures contain exactly the listed files.
+// The packages of both architectures contain exactly the listed files.
 func TestPackageFiles(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		t.Run("deb "+arch, func(t *testing.T) {
@@ -85,8 +84,7 @@ func TestPackageFiles(t *testing.T) {
 	}
 }
 
-// TestDebInstalls checks that dpkg installs the package into a root folder. Each systemd unit must start an installed program.
-// After a purge, no file may remain.
+// dpkg installs the package into a root folder. Each unit starts an installed program, and a purge leaves no file.
 func TestDebInstalls(t *testing.T) {
 	needs(t, "dpkg")
 	deb, root := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*amd64.deb"))[0], t.TempDir()

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release tests the archives and packages of `make release`. The environment variable RELEASE contains the path of the
-// folder with the archives and packages. The variable REBUILT contains the path of a folder with archives of a second build. The
-// second build used a tarball of the same commit and no git.
+// Package release tests the archives and packages of `make release`, whose folder is in RELEASE. REBUILT has archives of a second build,
+// from a tarball of the same commit without git.
 package release
 
 import (
@@ -19,8 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// folderFrom returns the folder whose path an environment variable contains. If the environment variable is not set, folderFrom skips the
-// test.
+// folderFrom returns the folder that an environment variable names, or skips the test if it is not set.
 func folderFrom(t *testing.T, variable string) string {
 	t.Helper()
 	dir := os.Getenv(variable)
@@ -30,7 +28,7 @@ func folderFrom(t *testing.T, variable string) string {
 	return dir
 }
 
-// unpackArchive unpacks the archive of an architecture and returns the top folder of the archive.
+// unpackArchive unpacks an architecture's archive and returns its top folder.
 func unpackArchive(t *testing.T, arch string) string {
 	t.Helper()
 	archives, err := filepath.Glob(filepath.Join(folderFrom(t, "RELEASE"), "podlace-*-linux-"+arch+".tar.gz"))
@@ -62,15 +60,13 @@ func glob(t *testing.T, pattern string) []string {
 	return paths
 }
 
-// TestChecksums checks that sha256sum accepts the checksum of each archive.
 func TestChecksums(t *testing.T) {
 	for _, path := range glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*.sha256")) {
 		run(t, filepath.Dir(path), "sha256sum", "--check", "--strict", "--quiet", filepath.Base(path))
 	}
 }
 
-// TestReproducible checks that a build in another folder, without git, gives the same bytes. Equal bytes also prove that both
-// builds contain the same version string.
+// A build in another folder, without git, gives the same bytes and thus the same version string.
 func TestReproducible(t *testing.T) {
 	rebuilt := folderFrom(t, "REBUILT")
 	for _, path := range glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*")) {
@@ -82,7 +78,7 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestBOMs checks that the CycloneDX file of each program lists exactly the modules and versions that Go recorded in the program.
+// A program's CycloneDX file lists exactly the modules and versions that Go recorded in it.
 func TestBOMs(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		dir := unpackArchive(t, arch)
@@ -103,7 +99,6 @@ func TestBOMs(t *testing.T) {
 	}
 }
 
-// bomComponents returns the names and versions of the components in a CycloneDX file.
 func bomComponents(t *testing.T, path string) (found []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -124,7 +119,7 @@ func bomComponents(t *testing.T, path string) (found []string) {
 	return found
 }
 
-// TestThirdPartyLicenses checks that the archive contains the license of each module that a program links.
+// The archive has the license of each module that a program links.
 func TestThirdPartyLicenses(t *testing.T) {
 	dir := unpackArchive(t, "amd64")
 	text, err := os.ReadFile(dir + "/THIRD-PARTY-LICENSES")
@@ -144,7 +139,7 @@ func TestThirdPartyLicenses(t *testing.T) {
 	}
 }
 
-// TestInstaller checks that the archive's installer installs all programs into a folder, and that its uninstall leaves no file.
+// The archive's installer installs all programs into a folder, and its uninstall leaves no file.
 func TestInstaller(t *testing.T) {
 	dir, into := unpackArchive(t, "amd64"), t.TempDir()
 	t.Setenv("DESTDIR", into)
@@ -166,7 +161,7 @@ func TestInstaller(t *testing.T) {
 	}
 }
 
-// TestVersions checks that the programs of both architectures start and print the version in the archive's name.
+// Programs of both architectures start and print the version in the archive's name.
 func TestVersions(t *testing.T) {
 	for arch, emulator := range map[string][]string{"amd64": nil, "arm64": {"qemu-aarch64-static"}} {
 		t.Run(arch, func(t *testing.T) {

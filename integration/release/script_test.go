@@ -22,8 +22,7 @@ func scriptFunction(t *testing.T, name string, environment ...string) string {
 	return strings.TrimSuffix(string(out), "\n")
 }
 
-// TestPackageVersion checks how a git version becomes the version of a deb or rpm package. In dpkg and rpm, a version with a suffix is
-// older than the version without the suffix only if the suffix begins with a tilde.
+// dpkg and rpm order a version with a suffix before the one without only if the suffix begins with a tilde.
 func TestPackageVersion(t *testing.T) {
 	for version, want := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-rc.1": "1.2.3~rc.1",
 		"v1.2.3-beta.2-4-gabc1234": "1.2.3~beta.2.4.gabc1234",
@@ -34,7 +33,7 @@ func TestPackageVersion(t *testing.T) {
 	}
 }
 
-// TestInstallerArguments checks that the archive's installer installs nothing if an argument is unknown.
+// The archive's installer installs nothing if an argument is unknown.
 func TestInstallerArguments(t *testing.T) {
 	dir, into := t.TempDir(), t.TempDir()
 	text := scriptFunction(t, "write_installer", "CNI_PLUGINS=bridge", "TOOLS=podlace") + "\n"

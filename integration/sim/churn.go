@@ -18,7 +18,7 @@ const (
 	largest   = 8 // VFs that the pod requests
 )
 
-// The type arrivingPod contains the start time, the end time and the number of VFs of a pod.
+// arrivingPod is a pod with its start, its end and its number of VFs.
 type arrivingPod struct {
 	at, until float64
 	vfs       int
@@ -49,7 +49,7 @@ func podTrace(seed uint64, pods int, load float64, vfs int) []arrivingPod {
 	return out
 }
 
-// The type `departures` is a heap (container/heap) of running pods, sorted by end time.
+// departures is a heap (container/heap) of running pods by end time.
 type departures []leaving
 
 type leaving struct {
@@ -72,7 +72,7 @@ func (d *departures) Pop() any {
 	return last
 }
 
-// The type simulationRun is one run of the simulation with one method of choosing VFs.
+// simulationRun is one run with one way of choosing VFs.
 type simulationRun struct {
 	*machine
 	node    kubeletnode.Node
@@ -102,8 +102,7 @@ func simulateRun(m *machine, o options, policy kubelet.Policy, a choiceMethod, s
 	return t.figures(), nil
 }
 
-// admitPod tries to admit a pod. If the argument `counts` is false, admitPod does not count the result. While the first pods fill the node,
-// `counts` is false.
+// admitPod tries to admit a pod. The result counts only if counts is set, which it is not while the first pods fill the node.
 func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) error {
 	if !counts {
 		t = &runCounters{}
@@ -138,8 +137,7 @@ func (c *simulationRun) admitPod(p arrivingPod, t *runCounters, counts bool) err
 	return nil
 }
 
-// randomPicker returns a function that picks random elements. randomPicker emulates the kubelet: the kubelet takes the first elements of a
-// Go map, and the order of a Go map is random.
+// randomPicker picks random elements, as the kubelet does when it takes the first ones of a Go map.
 func randomPicker(seed uint64) kubeletnode.Pick {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	return func(from []int, n int) []int {
@@ -154,7 +152,7 @@ func randomPicker(seed uint64) kubeletnode.Pick {
 
 func first(vfs []int, n int) []int { return vfs[:min(n, len(vfs))] }
 
-// The function difference() returns the sorted elements of the first list that are missing from the second list.
+// difference returns the sorted elements of list that are not in other.
 func difference(list, other []int) []int {
 	out := slices.DeleteFunc(slices.Clone(list), func(i int) bool { return slices.Contains(other, i) })
 	slices.Sort(out)

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// The type topology contains the numbers of NUMA nodes, PFs and VFs of a machine. Each NUMA node has the same number of network cards.
+// topology is the number of NUMA nodes, PFs and VFs of a machine. Each NUMA node has equally many network cards.
 type topology struct {
 	nodes, pfs, vfs int // pfs near each node, vfs of each PF
 	ports           int // PFs of a card
@@ -35,8 +35,7 @@ func parseTopology(s string, ports int) (topology, error) {
 
 func (t topology) String() string { return fmt.Sprintf("%dx%dx%d", t.nodes, t.pfs, t.vfs) }
 
-// The type machine describes a topology with the data types of pkg/daemon/pool and pkg/cli/kubelet. VFs are numbered in the order of their
-// PCI addresses.
+// machine is a topology in the types of pkg/daemon/pool and pkg/cli/kubelet. VFs are numbered in the order of their PCI addresses.
 type machine struct {
 	topology
 	pool   *pool.Topology
@@ -100,7 +99,7 @@ func (t topology) pfDevices(pf int) ([]pci.Device, error) {
 	return out, nil
 }
 
-// The type choiceMethod is the name of a method of choosing VFs for a pod.
+// choiceMethod names a way of choosing VFs for a pod.
 type choiceMethod string
 
 const (
@@ -108,7 +107,7 @@ const (
 	lexical choiceMethod = "lexical" // the first by address
 )
 
-// isOurs reports whether the method is a policy of pkg/daemon/pool. The methods random and lexical exist only for comparison.
+// isOurs reports whether the method is a policy of pkg/daemon/pool. random and lexical are only for comparison.
 func (a choiceMethod) isOurs() bool { return a != random && a != lexical }
 
 func allocatorNames() []string {
@@ -119,7 +118,7 @@ func allocatorNames() []string {
 	return names
 }
 
-// preferFunc returns the function that chooses the preferred VFs in the simulation, as the device plugin does for the kubelet.
+// preferFunc returns the function that chooses the preferred VFs, as the device plugin does for the kubelet.
 func (m *machine) preferFunc(a choiceMethod) kubeletnode.Prefer {
 	switch a {
 	case random:
@@ -147,8 +146,8 @@ func (m *machine) names(vfs []int) []string {
 	return out
 }
 
-// nodeCapacity returns the number of VFs of one NUMA node that can be in use at the same time. The number may be smaller than the number of
-// VFs, because each VF needs CPUs of the same NUMA node.
+// nodeCapacity returns how many VFs of a NUMA node can be in use at once, which CPUs may limit, because each VF needs some of the same
+// node.
 func (m *machine) nodeCapacity(cpus int) int {
 	n := m.pfs * m.vfs
 	if cpus > 0 {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sim simulates a node on which pods with VFs start and end. The command compares methods of choosing VFs: the kubelet's random
-// choice, and the policies of the device plugin. integration/kubeletnode contains the simulation of the kubelet. The simulation chooses
-// VFs with pkg/daemon/pool, the code of the device plugin.
+// Command sim simulates a node on which pods with VFs start and end, and compares ways of choosing VFs: the kubelet's random choice and the
+// policies of the device plugin. The kubelet is that of integration/kubeletnode, and VFs are chosen by pkg/daemon/pool, the device plugin's
+// code.
 //
 // Pods arrive at random times (Poisson), request 1, 2, 4 or 8 VFs (60, 25, 10 and 5 %) in one container, and have exponentially distributed
-// lifetimes. If there are not enough free VFs for a pod, the simulation drops the pod. In each run, all methods get the same pods at the
-// same times. Each seed is the start of a separate run. The output contains the means of the runs and their 95 % confidence intervals
-// (Student's t). With the same flags, the command prints the same output.
+// lifetimes. A pod without enough free VFs is dropped. In a run, which starts from one seed, all methods get the same pods at the same
+// times. The output has the means of the runs with their 95 % confidence intervals (Student's t), and is the same for the same flags.
 package main
 
 import (

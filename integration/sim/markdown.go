@@ -30,8 +30,8 @@ func (r *report) markdown() string {
 	return out.String()
 }
 
-// writePromise writes a sentence about requests for several VFs under the kubelet's default policy. The sentence compares Podlace with the
-// kubelet's random choice. It gives the percentage of requests whose VFs are all near one NUMA node, for each of the two methods.
+// writePromise writes which percentage of requests for several VFs, under the kubelet's default policy, gets all of them near one NUMA
+// node, with Podlace and with the kubelet's random choice.
 func (r *report) writePromise(out *strings.Builder, t topology) {
 	ours, ok := r.findRow(t, kubelet.None, choiceMethod(pool.NUMABestFit))
 	theirs, also := r.findRow(t, kubelet.None, random)
@@ -42,7 +42,7 @@ func (r *report) writePromise(out *strings.Builder, t topology) {
 	}
 }
 
-// tableText returns a Markdown table. The columns of the table are the measures from the index `from` to the index `to`.
+// tableText returns a Markdown table of the measures with the indexes from `from` to `to`.
 func (r *report) tableText(t topology, title string, from, to int) string {
 	columns := []string{"policy", "choice"}
 	for i := from; i <= to; i++ {
@@ -66,7 +66,7 @@ func (r *report) tableText(t topology, title string, from, to int) string {
 	return out.String()
 }
 
-// writeLosses writes a table of the measures for which the kubelet's random choice is better. The table has one line for each method.
+// writeLosses writes a table of the measures for which the kubelet's random choice is better, with a line for each method.
 func (r *report) writeLosses(out *strings.Builder) {
 	losses := r.findLosses()
 	t := markdown.NewTable(fmt.Sprintf("Where ours is worse than random: %d of %d choices and measures", len(losses), r.comparisonCount()),

@@ -2,7 +2,7 @@
 
 package main
 
-// The type podDemand contains how many pods request 1, 2, 4 and 8 VFs.
+// podDemand is how many pods request 1, 2, 4 and 8 VFs.
 type podDemand [4]int
 
 func (d *podDemand) add(vfs, n int) {
@@ -18,14 +18,9 @@ func (d podDemand) with(vfs int) podDemand {
 	return d
 }
 
-// fitsAll reports whether an optimal placement can admit all pods and keep the VFs and CPUs of each pod near one NUMA node. All NUMA nodes
-// have the same capacity. A real kubelet cannot place more pods than an optimal placement, because the kubelet never moves a running pod.
-// If all pods fit, the refusal of a pod was avoidable: a kubelet that knew all later pods could have admitted all pods. If the pods do not
-// fit, the refusal was unavoidable.
-//
-// The result of fitsAll is exact, although fitsAll tries only one order of the pods. fitsAll places the largest pods first. Each pod size
-// is a multiple of the next smaller size. The choice of the NUMA node for a larger pod therefore does not change the number of smaller pods
-// that fit.
+// fitsAll reports whether an optimal placement can admit all pods and keep each one's VFs and CPUs near one of the NUMA nodes, which have
+// the same capacity. A kubelet cannot place more, because it never moves a running pod. If all fit, refusing a pod was avoidable by a
+// kubelet that knew all later pods; otherwise it was unavoidable.
 func (d podDemand) fitsAll(nodes, capacity int) bool {
 	left := make([]int, nodes)
 	for i := range left {

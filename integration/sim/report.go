@@ -24,7 +24,7 @@ const (
 	measureCount
 )
 
-// The type measureColumn describes one measure as a column of the table.
+// measureColumn is one measure as a column.
 type measureColumn struct {
 	title  string
 	digits int
@@ -49,7 +49,7 @@ func measures() [measureCount]measureColumn {
 	}
 }
 
-// The type row contains the results of one method of choosing VFs, for one topology and one policy of the Topology Manager.
+// row has the results of one choiceMethod for one topology and policy of the Topology Manager.
 type row struct {
 	topology  topology
 	policy    kubelet.Policy
@@ -97,8 +97,8 @@ func (r row) meanOf(i int) meanInterval {
 	return confidenceInterval(runs)
 }
 
-// differenceFrom subtracts the results of another method in each run, and returns the mean of these differences. Both methods got the same
-// random pods in each run, so most random effects cancel out.
+// differenceFrom returns the mean difference from another method's results. Both had the same random pods in each run, so most random
+// effects cancel out.
 func (r row) differenceFrom(other row, i int) meanInterval {
 	runs := make([]float64, len(r.runs))
 	for seed, f := range r.runs {
@@ -122,15 +122,14 @@ func (r *report) findRow(t topology, p kubelet.Policy, a choiceMethod) (row, boo
 	return row{}, false
 }
 
-// The type loss describes a measure for which a method of Podlace is worse than the kubelet's random choice.
+// loss is a measure for which a method of Podlace is worse than the kubelet's random choice.
 type loss struct {
 	row
 	measure      int
 	ours, theirs meanInterval
 }
 
-// findLosses returns the measures for which a method of Podlace is significantly worse: zero is outside of the confidence interval of the
-// difference.
+// findLosses returns the measures for which Podlace is significantly worse: zero is outside the difference's confidence interval.
 func (r *report) findLosses() []loss {
 	var out []loss
 	for _, ours := range r.rows {
@@ -151,7 +150,7 @@ func (r *report) findLosses() []loss {
 	return out
 }
 
-// isShown reports whether the report contains a measure. The report contains the measure nearCPUs only if pods request CPUs.
+// isShown reports whether the report contains a measure, which for nearCPUs it does only if pods request CPUs.
 func (r *report) isShown(measure int) bool { return measure != nearCPUs || r.cpus > 0 }
 
 // comparisonCount returns the number of comparisons that findLosses makes.

@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// TestState checks the measures of free VFs on a machine that has four PFs with four VFs each. All VFs of the first PF and half of
-// the VFs of the second PF are in use.
+// TestState: of four PFs with four VFs each, all VFs of the first and half of the second are in use.
 func TestState(t *testing.T) {
 	m, err := newMachine(topology{nodes: 2, pfs: 2, vfs: 4, ports: 1})
 	if err != nil {
@@ -32,8 +31,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestLosses checks that the report lists a loss only for a statistically significant difference. A larger value of the measure `gap` is
-// worse. A smaller value of Jain's index is worse.
+// The report lists a loss only for a significant difference. A larger `gap` and a smaller index of Jain are worse.
 func TestLosses(t *testing.T) {
 	machine := topology{nodes: 2, pfs: 2, vfs: 16, ports: 1}
 	runs := func(values map[int][]float64) []runFigures {

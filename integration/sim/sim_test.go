@@ -39,16 +39,16 @@ func (r *report) mean(t *testing.T, p kubelet.Policy, a choiceMethod, measure in
 	return row.meanOf(measure).mean
 }
 
-// TestAllNearOneNode covers the kubelet's default policy. If a NUMA node has room for a pod, all VFs of the pod must be near one NUMA node.
-// TestAllNearOneNode covers small and large machines.
+// TestAllNearOneNode covers the kubelet's default policy on small and large machines: if a NUMA node has room for a pod, all its VFs are
+// near one.
 func TestAllNearOneNode(t *testing.T) {
 	for _, topology := range []string{"2x2x16", "2x1x64", "4x2x8", "8x1x8", "2x4x5"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-policies", "none", "-topology", topology)
 		for _, a := range []pool.Policy{pool.NUMABestFit, pool.Pack, pool.Balance} {
 			row, _ := r.findRow(r.topologies[0], kubelet.None, choiceMethod(a))
 			for seed, f := range row.runs {
-				// The policy "pack" first minimizes the number of PFs, and only then the number of NUMA nodes. If NUMA nodes have several PFs,
-				// pack may choose fewer PFs on more NUMA nodes.
+				// The policy "pack" minimizes the number of PFs before that of NUMA nodes. If these have several PFs, it may choose fewer PFs on more
+				// nodes.
 				if f[oneNUMAWithRoom] != 100 && a != pool.Pack {
 					t.Errorf("%s, %s, seed %d: %.2f %% near one node", topology, a, seed, f[oneNUMAWithRoom])
 				}
@@ -60,8 +60,7 @@ func TestAllNearOneNode(t *testing.T) {
 	}
 }
 
-// TestEffects checks the expected effects for the topology 2x2x16: the best method for each measure, and the measures that do not depend on
-// the choice of VFs.
+// For the topology 2x2x16, TestEffects checks the best method for each measure, and which measures do not depend on the choice of VFs.
 func TestEffects(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "3", "-pods", "1500", "-topology", "2x2x16")
 	for _, c := range []struct {
@@ -102,8 +101,7 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestPorts checks the policy distinct-pf. If one NUMA node has too few PFs for a pod, the policy uses several NUMA nodes. If one NUMA node
-// has enough PFs but too few network cards, the policy uses only one NUMA node.
+// With too few PFs for a pod on one NUMA node, distinct-pf uses several nodes. With enough PFs but too few network cards, it uses one.
 func TestPorts(t *testing.T) {
 	for _, ports := range []string{"1", "2"} {
 		r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-policies", "none", "-ports", ports)
@@ -113,9 +111,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestAvoidable checks that only a part of the refusals counts as avoidable. For example, two NUMA nodes have 9 VFs each. One pod has 8 of
-// the VFs, and another pod has 2 of the VFs. Of the 18 VFs, 8 are free. However, no placement of the two pods leaves 8 free VFs near one
-// NUMA node, so the refusal of another pod with 8 VFs is unavoidable.
+// Only some refusals are avoidable. For example, a pod with 8 and one with 2 of the 9 VFs on each of two NUMA nodes leave 8 free VFs, but
+// no placement leaves them all near one node, so refusing another pod with 8 is unavoidable.
 func TestAvoidable(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "20000", "-load", "40", "-topology", "2x1x9", "-policies", "single-numa-node", "-allocators",
 		"random")
@@ -208,8 +205,8 @@ func TestSameAgain(t *testing.T) {
 	}
 }
 
-// TestCPUs checks that the Topology Manager places the VFs and CPUs of a pod near one NUMA node. Without the Topology Manager, the device
-// plugin does not learn the NUMA node of the CPUs, so the VFs and CPUs of many pods are near different NUMA nodes.
+// The Topology Manager places a pod's VFs and CPUs near one NUMA node. Without it, the device plugin does not learn that of the CPUs, so
+// they are apart in many pods.
 func TestCPUs(t *testing.T) {
 	r := runWithFlags(t, "-seeds", "2", "-pods", "1000", "-topology", "2x2x16", "-cpus", "96", "-policies", "none,single-numa-node")
 	for _, a := range r.allocators {

@@ -7,11 +7,11 @@ import (
 	"math"
 )
 
-// The type meanInterval contains a mean and half the width of its confidence interval.
+// meanInterval is a mean and half the width of its confidence interval.
 type meanInterval struct{ mean, half float64 }
 
-// confidenceInterval returns the mean of the runs and its 95 % confidence interval by Student's t distribution. Student's t distribution
-// fits, because the runs are independent, and the value of each run is a mean over many pods.
+// confidenceInterval returns the runs' mean with its 95 % confidence interval by Student's t distribution, which fits because runs are
+// independent and each value is a mean over many pods.
 func confidenceInterval(runs []float64) meanInterval {
 	n := float64(len(runs))
 	var sum, squares float64
@@ -25,8 +25,8 @@ func confidenceInterval(runs []float64) meanInterval {
 	return meanInterval{mean, studentQuantile(len(runs)-1) * math.Sqrt(squares/(n-1)/n)}
 }
 
-// studentQuantile returns the 97.5 % quantile of the t distribution. For up to 10 degrees of freedom, studentQuantile reads a table. For
-// more than 10 degrees of freedom, studentQuantile computes the Cornish-Fisher series, which is accurate to three digits for these values.
+// studentQuantile returns the 97.5 % quantile of the t distribution: from a table for up to 10 degrees of freedom, and else by the
+// Cornish-Fisher series, which is then accurate to three digits.
 func studentQuantile(freedom int) float64 {
 	table := []float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228}
 	if freedom <= len(table) {

@@ -7,7 +7,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/kubelet"
 )
 
-// The type freeState contains the numbers of free VFs and CPUs at one time of the simulation.
+// freeState is how many VFs and CPUs are free at one time.
 type freeState struct {
 	free, cpus   int
 	pfs, nodes   []int // free VFs
@@ -39,7 +39,6 @@ func (c *simulationRun) currentState() freeState {
 	return s
 }
 
-// The type runCounters contains the counters of a simulation run.
 type runCounters struct {
 	pods, full, refused, avoidable int
 	granted, near                  int // all pods, and those with VFs and CPUs near one node
@@ -51,8 +50,7 @@ type runCounters struct {
 	onPF, onNode, gap, jain        float64
 }
 
-// countState counts the free VFs when a pod arrives. Pods arrive at random times, so the mean over all arrivals equals the mean
-// over time.
+// countState counts the free VFs when a pod arrives. Arrivals are random, so their mean equals that over time.
 func (t *runCounters) countState(c *simulationRun, s freeState) {
 	t.looks++
 	if s.free > 0 {
@@ -119,7 +117,7 @@ func count(b bool) int {
 	return 0
 }
 
-// The type runFigures contains the results of a simulation run, indexed by measure.
+// runFigures are the results of a run by measure.
 type runFigures [measureCount]float64
 
 func (t *runCounters) figures() runFigures {

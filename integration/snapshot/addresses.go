@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ifaProto is the number of the netlink attribute that says which program added an address. This attribute has the value kernelLinkLocal
-// for a link-local address that the kernel adds when a link comes up.
+// ifaProto is the netlink attribute that says which program added an address. It is kernelLinkLocal for a link-local address that the
+// kernel adds when a link comes up.
 const (
 	ifaProto        = 11
 	kernelLinkLocal = 3
 )
 
-// addressFlags returns the names of address flags. addressFlags does not include the flags for duplicate address detection.
+// addressFlags returns the names of address flags, without those of duplicate address detection.
 func addressFlags() map[uint32]string {
 	return map[uint32]string{
 		unix.IFA_F_SECONDARY: "secondary", unix.IFA_F_NODAD: "nodad", unix.IFA_F_DADFAILED: "dadfailed",
@@ -71,9 +71,8 @@ func addressText(c *collector, list []attr) string {
 	return ip(c, local) + " peer " + ip(c, peer)
 }
 
-// madeByKernel reports whether the kernel itself added an address. The kernel adds a link-local address some time after a link comes up.
-// Kernels before 5.18 do not report which program added an address. On kernels before 5.18, madeByKernel compares the address with the
-// addresses that the kernel would generate.
+// madeByKernel reports whether the kernel itself added an address, as it does with a link-local one some time after a link comes up.
+// Kernels before 5.18 do not say so; there, the address is compared with those that the kernel would generate.
 func madeByKernel(list []attr, flags uint32, hardware string) bool {
 	addr, ok := netip.AddrFromSlice(findAttr(list, unix.IFA_ADDRESS))
 	if !ok || !addr.Is6() || !addr.IsLinkLocalUnicast() {
@@ -94,7 +93,7 @@ func eui64(hardware string) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// lifetimeText returns a text that says only whether an address expires.
+// lifetimeText says only whether an address expires.
 func lifetimeText(_ *collector, b []byte) string {
 	const forever = ^uint32(0)
 	if len(b) >= 8 && native.Uint32(b) == forever && native.Uint32(b[4:]) == forever {

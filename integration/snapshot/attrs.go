@@ -14,13 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type attr is a single netlink attribute.
 type attr struct {
 	typ  uint16
 	data []byte
 }
 
-// parseAttrs splits b into netlink attributes. The second result of parseAttrs is true if no bytes are left after the last attribute.
+// parseAttrs splits b into netlink attributes. whole is true if nothing is left after the last.
 func parseAttrs(b []byte) (list []attr, whole bool) {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(native.Uint16(b))
@@ -44,17 +43,17 @@ func findAttr(list []attr, typ uint16) []byte {
 	return nil
 }
 
-// nestedAttrs returns the attributes that are nested in the first attribute with the given type.
+// nestedAttrs returns what is nested in the first attribute of a type.
 func nestedAttrs(list []attr, typ uint16) []attr {
 	inner, _ := parseAttrs(findAttr(list, typ))
 	return inner
 }
 
-// The type schema defines how the netlink attributes of a message are formatted. An attribute that is missing in the schema is shown as raw
-// data. Snapshots therefore also compare attributes that only newer kernels have.
+// schema defines how a message's netlink attributes are formatted. Attributes that are not in it, such as those of newer kernels, are shown
+// and compared as raw data.
 type schema map[uint16]column
 
-// The type column defines how one netlink attribute is formatted. If the field "show" is nil, the snapshot does not contain the attribute.
+// column defines how one attribute is formatted. Without show, it is not in the snapshot.
 type column struct {
 	name string
 	show func(c *collector, data []byte) string
@@ -62,7 +61,6 @@ type column struct {
 
 func omit() column { return column{} }
 
-// toFields converts attributes to named fields according to the schema.
 func (c *collector) toFields(list []attr, by schema) []field {
 	var out []field
 	for _, a := range list {
@@ -79,7 +77,6 @@ func (c *collector) toFields(list []attr, by schema) []field {
 	return out
 }
 
-// joinFields joins named fields into one line.
 func joinFields(fields []field) string {
 	var words []string
 	for _, f := range fields {
@@ -102,7 +99,7 @@ func number(_ *collector, b []byte) string {
 	return hex.EncodeToString(b)
 }
 
-// bigNumber formats a number in network byte order. nfnetlink uses network byte order.
+// bigNumber formats a number in network byte order, which nfnetlink uses.
 func bigNumber(_ *collector, b []byte) string {
 	switch len(b) {
 	case 4:
@@ -140,11 +137,10 @@ func linkIndex(c *collector, b []byte) string {
 	return c.linkName(native.Uint32(b))
 }
 
-// treeColumn formats an attribute with treeText. A column with treeColumn in its field "show" formats the attribute in this way.
+// treeColumn is a column's show function for treeText.
 func treeColumn(_ *collector, b []byte) string { return treeText(b) }
 
-// schemaColumn returns a function that formats nested attributes with a schema. The field "show" of a column can contain the function that
-// schemaColumn returns.
+// schemaColumn returns a column's show function for attributes nested in a schema.
 func schemaColumn(by schema) func(*collector, []byte) string {
 	return func(c *collector, b []byte) string {
 		list, _ := parseAttrs(b)
@@ -152,8 +148,7 @@ func schemaColumn(by schema) func(*collector, []byte) string {
 	}
 }
 
-// treeText formats data whose structure is unknown. If treeText can parse the data as nested attributes, it shows these attributes.
-// treeText shows all other data as text or as hexadecimal digits.
+// treeText formats data of unknown structure: as nested attributes if it parses as such, or else as text or hexadecimal digits.
 func treeText(b []byte) string {
 	list, whole := parseAttrs(b)
 	if !whole || len(list) == 0 || !plausible(list) {

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type collector collects the records of one network namespace.
 type collector struct {
 	scope   string
 	records []record
@@ -55,8 +54,8 @@ func (c *collector) add(name string, fields ...field) {
 	c.records = append(c.records, record{scope: c.scope, name: name, fields: fields})
 }
 
-// addList adds a list of lines whose order is significant. Each line of the list becomes a separate record. If one line is added to the
-// list, the result of Diff therefore contains only this line. If only the order of the lines changes, Diff reports the change of the order.
+// addList adds a list whose order is significant, one record for each line. Diff thus reports an added line alone, and a change of order as
+// such.
 func (c *collector) addList(prefix string, lines []string) {
 	for _, line := range lines {
 		c.add(prefix + " " + line)
@@ -72,7 +71,6 @@ func (c *collector) addList(prefix string, lines []string) {
 	}
 }
 
-// linkName returns the name of the interface with an index.
 func (c *collector) linkName(index uint32) string {
 	if l, ok := c.links[index]; ok {
 		return l.name

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Netlink attributes of connection tracking entries. A connection tracking entry has two tuples, and a tuple has addresses and a part for
-// the protocol.
+// Attributes of connection tracking entries. An entry has two tuples of addresses and a part for the protocol.
 const (
 	ctGet                                     = 1
 	ctaTupleOrig, ctaTupleReply               = 1, 2
@@ -24,8 +23,7 @@ const (
 	natBits                                   = 1<<4 | 1<<5 // IPS_SRC_NAT, IPS_DST_NAT
 )
 
-// collectConntrack collects the parts of connection tracking entries that affect packets. collectConntrack does not collect the age of an
-// entry.
+// collectConntrack collects what affects packets, and not the age of an entry.
 func (c *collector) collectConntrack(s *socket) error {
 	messages, err := s.dump("connection tracking", unix.NFNL_SUBSYS_CTNETLINK<<8|ctGet, make([]byte, sizeofNfGenMsg))
 	if err != nil {

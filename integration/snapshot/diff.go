@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Diff returns one line for each object that appeared, vanished or changed. If the snapshots are equal, Diff returns no lines. Diff ignores
-// a pod that existed in only one of the snapshots.
+// Diff returns one line for each object that appeared, vanished or changed, so none for equal snapshots. It ignores a pod that is in only
+// one of them.
 func Diff(before, after *Snapshot) []string {
 	lines := map[string]string{}
 	for key, old := range before.records {
@@ -33,8 +33,7 @@ func Diff(before, after *Snapshot) []string {
 	return dropExplained(lines, before, after)
 }
 
-// dropExplained removes the line about a change if another change is the cause. For example, the sysctls of a link appear and disappear
-// together with the link.
+// dropExplained removes a change that another one causes, such as that of sysctls, which come and go with their link.
 func dropExplained(lines map[string]string, before, after *Snapshot) []string {
 	var out []string
 	for _, key := range sortedKeys(lines) {
@@ -64,7 +63,6 @@ func explained(lines map[string]string, r record) bool {
 	return line != "" && !strings.HasPrefix(line, prefix+" changed")
 }
 
-// changedFields formats the fields whose values differ.
 func changedFields(old, now []field) string {
 	was, is := asMap(old), asMap(now)
 	var out []string

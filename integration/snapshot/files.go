@@ -14,8 +14,7 @@ import (
 	"syscall"
 )
 
-// collectFiles adds records for all files and folders below a folder, but no record for this folder itself. A missing folder therefore
-// gives the same records as an empty folder.
+// collectFiles adds a record for everything below a folder, but not for the folder, so that a missing folder equals an empty one.
 func (s *Snapshot) collectFiles(dir string, ignore *regexp.Regexp) error {
 	var records []record
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -59,7 +58,7 @@ func fileRecord(path string, entry fs.DirEntry) (record, error) {
 	return r, nil
 }
 
-// contentOf returns the target of a symbolic link. For a file, contentOf returns the size and a hash.
+// contentOf returns a link's target, or a file's size and hash.
 func contentOf(path string, mode fs.FileMode) (string, error) {
 	switch {
 	case mode&fs.ModeSymlink != 0:

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeSocket returns a socket that answers each request with the next of the given replies.
+// fakeSocket returns a socket that answers each request with the next reply.
 func fakeSocket(t *testing.T, replies ...func(seq uint32) []byte) *socket {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -44,7 +44,7 @@ func message(typ, flags uint16, seq uint32, body ...byte) []byte {
 	return append(append(b, 0, 0, 0, 0), body...)
 }
 
-// replyWith returns a function that builds a reply. The reply contains one object and the message that ends the dump.
+// replyWith returns a reply with one object and the end of the dump.
 func replyWith(flagsOnObject, flagsOnEnd uint16) func(uint32) []byte {
 	return func(seq uint32) []byte {
 		return slices.Concat(
@@ -106,7 +106,7 @@ func TestVLANs(t *testing.T) {
 	}
 }
 
-// TestFlowtables uses a fake netlink socket, because many kernels do not support flowtables.
+// Many kernels do not support flowtables, so the socket is a fake.
 func TestFlowtables(t *testing.T) {
 	body := []byte{unix.NFPROTO_INET, 0, 0, 0}
 	body = appendAttr(body, nftaFlowtableTable, []byte("lace\x00"))
@@ -124,7 +124,7 @@ func TestFlowtables(t *testing.T) {
 	}
 }
 
-// TestLinkLocalOfOldKernels checks addresses without the attribute IFA_PROTO, which old kernels do not report.
+// Old kernels do not report IFA_PROTO.
 func TestLinkLocalOfOldKernels(t *testing.T) {
 	for _, c := range []struct {
 		addr  string

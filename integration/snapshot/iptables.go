@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// collectIptables collects the legacy tables. Tables of iptables-nft are collected as a part of nftables. collectIptables reads only tables
-// that the kernel has already loaded. Reading any other table would load the table and thereby change the kernel's state.
+// collectIptables collects the legacy tables; those of iptables-nft are a part of nftables. It reads only tables that the kernel has
+// loaded, because reading another would load it.
 func (c *collector) collectIptables() error {
 	for _, tool := range []struct{ names, save string }{
 		{"ip_tables_names", "iptables-legacy-save"},
@@ -36,7 +36,7 @@ func (c *collector) collectLegacyTable(save, table string) error {
 		c.add(fmt.Sprintf("note: table %s is loaded but not compared, for want of %s", table, save))
 		return nil
 	}
-	// The goroutine is locked to its thread, so the child process starts in the thread's network namespace.
+	// The goroutine is locked to its thread, in whose network namespace the child starts.
 	out, err := exec.Command(path, "-t", table).Output()
 	if err != nil {
 		return fmt.Errorf("%s -t %s: %w", save, table, err)
@@ -45,8 +45,8 @@ func (c *collector) collectLegacyTable(save, table string) error {
 	return nil
 }
 
-// legacyRules removes comments, counters, and built-in chains that accept every packet. Such chains have no effect, and they exist as soon
-// as the kernel has loaded an iptables table.
+// legacyRules removes comments, counters, and built-in chains that accept every packet, which have no effect and exist once the kernel has
+// loaded a table.
 func legacyRules(save string) []string {
 	counters := regexp.MustCompile(` ?\[\d+:\d+\] ?`)
 	var out []string

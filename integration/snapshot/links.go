@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type link holds the properties of an interface that are needed to describe other objects, such as addresses and routes.
+// link has the properties of an interface that describe other objects, such as addresses and routes.
 type link struct {
 	name string
 	mac  string
 	kind string
 }
 
-// Some versions of x/sys/unix have no names for these attributes of RTM_NEWLINK.
+// Some versions of x/sys/unix lack these attributes of RTM_NEWLINK.
 const (
 	iflaInfoKind      = 1
 	iflaInfoData      = 2
@@ -29,7 +29,7 @@ const (
 	filterSkipStats   = 8 // RTEXT_FILTER_SKIP_STATS
 )
 
-// flagNames returns the names of the link flags that an admin sets. flagNames omits all flags that change with the carrier.
+// flagNames returns the names of link flags that an admin sets, without those that change with the carrier.
 func flagNames() map[uint32]string {
 	return map[uint32]string{
 		unix.IFF_UP: "up", unix.IFF_PROMISC: "promisc", unix.IFF_ALLMULTI: "allmulti", unix.IFF_NOARP: "noarp",
@@ -48,8 +48,7 @@ func names(bits uint32, of map[uint32]string) string {
 	return strings.Join(out, ",")
 }
 
-// linkSchema leaves out indexes, counters, limits of the driver, and all properties that change with the carrier. linkSchema also leaves
-// out sysctls, because these are read from /proc.
+// linkSchema leaves out indexes, counters, limits of the driver, all that changes with the carrier, and sysctls, which are read from /proc.
 func linkSchema() schema {
 	s := schema{
 		unix.IFLA_ADDRESS:     {"mac", mac},
@@ -126,7 +125,7 @@ func (c *collector) addLink(m []byte, by schema) {
 	c.add("link "+c.linkName(native.Uint32(m[4:])), fields...)
 }
 
-// linkInfo formats the kind and the settings of a link, and the kind and the settings of its master.
+// linkInfo formats kind and settings of a link and of its master.
 func linkInfo(c *collector, b []byte) string {
 	list, _ := parseAttrs(b)
 	bySettings := func(kind uint16, settings schema) func(*collector, []byte) string {
@@ -163,8 +162,7 @@ func bridgeSchema() schema {
 	return s
 }
 
-// bridgePortSchema leaves out the port's number, state, timers and counters. bridgePortSchema also leaves out the cost, which changes with
-// the carrier.
+// bridgePortSchema leaves out the port's number, state, timers, counters and cost, which changes with the carrier.
 func bridgePortSchema() schema {
 	s := schema{}
 	for typ := uint16(1); typ <= 60; typ++ {
@@ -183,7 +181,7 @@ func bridgePortSchema() schema {
 	return s
 }
 
-// inet6Spec formats the IPv6 settings of an interface that have no sysctl: the token and the mode of address generation.
+// inet6Spec formats the IPv6 settings of an interface that have no sysctl: token and address generation mode.
 func inet6Spec(c *collector, b []byte) string {
 	families, _ := parseAttrs(b)
 	list := nestedAttrs(families, unix.AF_INET6)
@@ -200,7 +198,6 @@ func xdp(c *collector, b []byte) string {
 	return nonZero(c, findAttr(list, attached))
 }
 
-// appendAttr appends a netlink attribute to a message.
 func appendAttr(b []byte, typ uint16, data []byte) []byte {
 	b = native.AppendUint16(b, uint16(unix.SizeofRtAttr+len(data)))
 	b = native.AppendUint16(b, typ)

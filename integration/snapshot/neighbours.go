@@ -25,8 +25,8 @@ func neighbourSchema() schema {
 	}
 }
 
-// collectNeighbours collects the entries that a program added: permanent entries, noarp entries and proxy entries. collectNeighbours
-// ignores noarp entries for multicast, broadcast and loopback, because the kernel itself adds these entries.
+// collectNeighbours collects what a program added: permanent, noarp and proxy entries, except noarp entries for multicast, broadcast and
+// loopback, which the kernel adds.
 func (c *collector) collectNeighbours(s *socket) error {
 	for _, flags := range []byte{0, unix.NTF_PROXY} {
 		body := make([]byte, sizeofNdMsg)
@@ -66,7 +66,7 @@ func impliedNeighbour(list []attr, l link) bool {
 		len(hardware) == 0 || hardware[0]&1 != 0
 }
 
-// collectBridges collects state that only bridges have: static forwarding entries, and the VLANs of ports.
+// collectBridges collects what only bridges have: static forwarding entries, and the VLANs of ports.
 func (c *collector) collectBridges(s *socket) error {
 	body := make([]byte, unix.SizeofIfInfomsg) // this dump requires ifinfomsg, not ndmsg
 	body[0] = unix.AF_BRIDGE
@@ -80,8 +80,7 @@ func (c *collector) collectBridges(s *socket) error {
 	return c.collectVLANs(s)
 }
 
-// addForwarding ignores learned entries and the entries for the MACs of the bridge itself. addForwarding also ignores multicast filters,
-// because they change with group membership.
+// addForwarding ignores learned entries, those for the bridge's own MACs, and multicast filters, which change with group membership.
 func (c *collector) addForwarding(m []byte) {
 	list, _ := parseAttrs(m[sizeofNdMsg:])
 	hardware := findAttr(list, unix.NDA_LLADDR)

@@ -14,16 +14,15 @@ import (
 // Netlink messages have the byte order of the machine.
 var native = binary.NativeEndian
 
-// The type socket is a netlink socket that is used only for dumps. The package uses no netlink library, because libraries hide some
-// messages and flags that a snapshot needs, such as the flags of the last message. A snapshot also needs attributes that no library
-// supports yet.
+// socket is a netlink socket for dumps. Libraries hide messages and flags that a snapshot needs, such as the flags of the last message, and
+// do not support all attributes.
 type socket struct {
 	fd  int
 	seq uint32
 	buf []byte
 }
 
-// dial() opens a socket in the network namespace of the calling thread.
+// dial opens a socket in the calling thread's network namespace.
 func dial(protocol int) (*socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
@@ -46,8 +45,8 @@ func (s *socket) close() { _ = unix.Close(s.fd) }
 // errInterrupted means that a table changed while it was dumped.
 var errInterrupted = errors.New("dump interrupted")
 
-// dump() returns the bodies of the messages that describe a table. If the table changed during the dump, dump() repeats the request. If
-// the kernel does not have the table, dump() returns an empty list.
+// dump returns the bodies of the messages that describe a table, or none if the kernel does not have it. It repeats a dump during which the
+// table changed.
 func (s *socket) dump(what string, typ uint16, body []byte) ([][]byte, error) {
 	for try := 1; ; try++ {
 		bodies, err := s.dumpOnce(typ, body)
@@ -125,7 +124,7 @@ func (s *socket) send(typ uint16, body []byte) error {
 	return err
 }
 
-// split() appends the body of each message in a datagram to a list.
+// split appends the body of each message in a datagram to bodies.
 func (s *socket) split(b []byte, bodies *[][]byte) (done, torn bool, err error) {
 	for len(b) >= unix.NLMSG_HDRLEN {
 		size := int(native.Uint32(b))

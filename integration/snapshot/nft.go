@@ -11,7 +11,7 @@ import (
 
 const sizeofNfGenMsg = 4
 
-// The package x/sys/unix has no constants for these nftables attributes.
+// x/sys/unix lacks these nftables attributes.
 const (
 	nftaTableHandle, nftaTablePad, nftaTableUserdata, nftaTableOwner = 4, 5, 6, 7
 	nftaChainFlags, nftaChainID, nftaChainUserdata                   = 10, 11, 12
@@ -101,7 +101,7 @@ func (c *collector) collectChains(s *socket) error {
 	return err
 }
 
-// collectNftRules keeps the order of rules. The dump lists all rules of one chain, then all rules of the next chain.
+// collectNftRules keeps the order of rules, which a dump lists chain by chain.
 func (c *collector) collectNftRules(s *socket) error {
 	rules, err := s.dumpNft("rules", unix.NFT_MSG_GETRULE, make([]byte, sizeofNfGenMsg))
 	byChain := map[string][]string{}
@@ -152,8 +152,7 @@ func (c *collector) collectSets(s *socket) error {
 	return nil
 }
 
-// collectElements uses the key of an element as the name of its record. If an element gets a new value, Diff therefore reports a change of
-// the element, not a removal and an addition.
+// collectElements names an element's record by its key, so that Diff reports a new value as a change of the element.
 func (c *collector) collectElements(s *socket, set nftObject) error {
 	body := []byte{set.family, 0, 0, 0}
 	body = appendAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE, findAttr(set.attrs, unix.NFTA_SET_TABLE))
@@ -199,8 +198,7 @@ func (c *collector) collectObjects(s *socket) error {
 	return err
 }
 
-// objectSchema returns the attributes of an nftables object that a snapshot contains. For a counter, these attributes do not include the
-// counted packets and bytes.
+// objectSchema returns the attributes of an nftables object in a snapshot, without the counted packets and bytes.
 func objectSchema(kind string) schema {
 	const counter, quota = "1", "2"
 	by := schema{
@@ -232,7 +230,7 @@ func (c *collector) collectFlowtables(s *socket) error {
 	return err
 }
 
-// quotaText formats the limit of a quota and leaves out the amount that is already used.
+// quotaText formats the limit of a quota without the used amount.
 func quotaText(b []byte) string {
 	const size, flags = 1, 2
 	list, _ := parseAttrs(b)
@@ -265,8 +263,7 @@ func expressionText(b []byte) string {
 	return name + treeText(findAttr(list, unix.NFTA_EXPR_DATA))
 }
 
-// userdataText formats the user data of nftables objects, in which nft and libraries store comments. The user data is a list of entries
-// with a type, a length and a value.
+// userdataText formats user data of nftables objects, where nft and libraries store comments: entries of type, length and value.
 func userdataText(_ *collector, b []byte) string {
 	var out []string
 	for rest := b; len(rest) > 0; {

@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// A ruleset holds an nftables table for a test, with a chain, a set and a map. A ruleset also contains the netlink connection through which
-// a test changes the table.
+// A ruleset is an nftables table for a test, with a chain, a set and a map, and the netlink connection that changes it.
 type ruleset struct {
 	*nftables.Conn
 	table *nftables.Table
@@ -43,7 +42,6 @@ func newRuleset(t *testing.T) *ruleset {
 
 func (r *ruleset) flush(t *testing.T) { t.Helper(); must(t, r.Flush()) }
 
-// build() creates the table with the chain, the set and the map.
 func build(t *testing.T) {
 	r := newRuleset(t)
 	r.AddTable(r.table)
@@ -61,7 +59,7 @@ func port(to byte) []nftables.SetElement {
 	return []nftables.SetElement{{Key: []byte{0x1f, 0x90}, Val: net.IP{10, 1, 2, to}}}
 }
 
-// editWith returns a function that changes the test's nftables table with f().
+// editWith returns a change of the test's table by f.
 func editWith(f func(*ruleset) error) func(*testing.T) {
 	return func(t *testing.T) {
 		r := newRuleset(t)
@@ -145,7 +143,7 @@ func TestDetectsNftables(t *testing.T) {
 	})
 }
 
-// runCommand returns a function that runs a command in the current namespace. runCommand skips the test if the command is not installed.
+// runCommand returns a function that runs a command in the current namespace, or skips the test if it is not installed.
 func runCommand(name string, args ...string) func(*testing.T) {
 	return func(t *testing.T) {
 		out, err := exec.Command(name, args...).CombinedOutput()
@@ -184,8 +182,7 @@ func TestDetectsIptables(t *testing.T) {
 	}
 }
 
-// needs() skips the test if the program in the argument `tool` is not installed, or if the kernel does not support the given iptables
-// table.
+// needs skips the test if the tool is not installed or the kernel does not support the iptables table.
 func needs(t *testing.T, tool, table string) {
 	t.Helper()
 	path, err := exec.LookPath(tool)

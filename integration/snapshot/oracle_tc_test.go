@@ -73,7 +73,7 @@ func clsactAttrs(t *testing.T) netlink.QdiscAttrs {
 
 func clsact(t *testing.T) { must(t, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: clsactAttrs(t)})) }
 
-// mirrorTo returns a function that redirects all packets of the link v0 to another link.
+// mirrorTo redirects all packets of v0 to another link.
 func mirrorTo(protocol uint16, parent uint32, to string) func(*testing.T) {
 	return func(t *testing.T) {
 		must(t, netlink.FilterAdd(&netlink.U32{

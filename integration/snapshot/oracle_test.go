@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type change describes an action in a namespace and the differences that Diff must then report.
+// change is an action in a namespace and the differences that Diff must then report.
 type change struct {
 	name  string
 	setup func(*testing.T) // before the first snapshot
@@ -24,18 +24,17 @@ type change struct {
 	want  []string // regular expressions for whole lines, without the scope
 }
 
-// The type namespace describes the network namespace of the host or of a pod.
 type namespace struct {
 	scope string
 	do    func(func() error) error
 	opt   snapshot.Options
 }
 
-// newNamespaces returns two new namespaces: one for the host, and one for a pod. Both new namespaces contain only the interface lo.
+// newNamespaces returns a host and a pod, which have only lo.
 func newNamespaces(t *testing.T) []namespace {
 	host, pod := kerneltest.NewPod(t), kerneltest.NewPod(t)
 	return []namespace{
-		// A second new pod takes the role of the host, so that test cases do not share the state of the real host.
+		// A second pod stands for the host, so that test cases do not share the real host's state.
 		{"host", host.Do, snapshot.Options{}},
 		{"pod " + pod.Name, pod.Do, snapshot.Options{Pods: []*sandbox.Pod{pod}}},
 	}
@@ -53,7 +52,6 @@ func (n namespace) take(t *testing.T) *snapshot.Snapshot {
 	return s
 }
 
-// run() calls f() inside the namespace.
 func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	if f == nil {
@@ -62,8 +60,7 @@ func (n namespace) run(t *testing.T, f func(*testing.T)) {
 	must(t, n.do(func() error { f(t); return nil }))
 }
 
-// must() ends the test after an error. In a function that Pod.Do runs, must() ends only the goroutine of Do. Do then returns an error,
-// which ends the test.
+// must ends the test after an error. In a function of Pod.Do, it ends only Do's goroutine; Do then returns an error, which ends the test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -283,8 +280,7 @@ func addVeth(t *testing.T) {
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v0", TxQLen: 1000}, PeerName: "v1"}))
 }
 
-// vethUp adds a veth and sets both ends up. It does not wait until the links are ready, because a snapshot must be the same before and
-// after that time.
+// vethUp adds a veth and sets both ends up. It does not wait until they are ready, because a snapshot must be the same before and after.
 func vethUp(t *testing.T) { addVeth(t); up(t, "v0"); up(t, "v1") }
 
 func bridge(t *testing.T) {

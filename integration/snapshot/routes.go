@@ -78,8 +78,7 @@ func (c *collector) addRoute(m []byte) {
 	c.add(name)
 }
 
-// derivedRoute reports whether the kernel added the route because of an address or an interface. For IPv6, the kernel adds such routes
-// some time after the address.
+// derivedRoute reports whether the kernel added the route for an address or interface, which for IPv6 happens some time after the address.
 func derivedRoute(m []byte, list []attr) bool {
 	if m[5] != unix.RTPROT_KERNEL {
 		return false
@@ -109,7 +108,7 @@ func orUnknown(s string) string {
 	return s
 }
 
-// nexthopsText formats the nexthops of one route. nexthopsText leaves out properties that change with the carrier.
+// nexthopsText formats the nexthops of one route without what changes with the carrier.
 func nexthopsText(c *collector, b []byte) string {
 	var hops []string
 	for len(b) >= sizeofRtNexthop {
@@ -162,7 +161,7 @@ func (c *collector) collectRules(s *socket) error {
 	return nil
 }
 
-// unlessUnset formats a number, but returns "" for the value -1. The value -1 means that no value is set.
+// unlessUnset formats a number, or returns "" for -1, which means that none is set.
 func unlessUnset(c *collector, b []byte) string {
 	if len(b) == 4 && native.Uint32(b) == ^uint32(0) {
 		return ""
@@ -170,7 +169,7 @@ func unlessUnset(c *collector, b []byte) string {
 	return number(c, b)
 }
 
-// tableText returns the name of a standard routing table, or the number of any other table.
+// tableText returns the name of a standard routing table, or else its number.
 func tableText(b []byte) string {
 	switch text := number(nil, b); text {
 	case "255":

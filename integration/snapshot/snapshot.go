@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package snapshot compares the state of the network before and after a change. [Take] records all state that a CNI plugin may change, in
-// the network namespace of the caller and in pods, and [Diff] lists the differences.
+// Package snapshot compares the network before and after a change. [Take] records all state that a CNI plugin may change, in the caller's
+// network namespace and in pods, and [Diff] lists the differences.
 package snapshot
 
 import (
@@ -16,36 +16,32 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// Options selects the objects that a snapshot contains. A snapshot always contains the network namespace of the caller, which is called the
-// host here.
+// Options selects what a snapshot contains. The caller's network namespace, called the host here, is always in it.
 type Options struct {
-	// Pods lists the pods that the snapshot contains. If the namespace of a pod no longer exists, the snapshot does not contain the pod.
+	// Pods are the pods in the snapshot, except those whose namespace is gone.
 	Pods []*sandbox.Pod
-	// Dirs lists state folders. The snapshot contains the path, mode, owner and content of all files in these folders.
+	// Dirs are state folders, of whose files the snapshot has path, mode, owner and content.
 	Dirs []string
-	// Conntrack includes the entries of connection tracking. The entries of connection tracking change with traffic. Only tests about
-	// connection tracking should set Conntrack.
+	// Conntrack includes connection tracking, which changes with traffic. Set it only in tests of connection tracking.
 	Conntrack bool
-	// Ignore excludes all records whose line matches this expression. Such a line is, for example, "host: link cni0".
+	// Ignore excludes all records whose line matches, such as "host: link cni0".
 	Ignore *regexp.Regexp
 }
 
-// Snapshot is the state of the host, the pods and the folders that a CNI plugin may change. Snapshot contains links, addresses, routes,
-// rules, nexthops, neighbours, forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files.
-// Snapshots are normalised, so that two snapshots of the same state are equal. Snapshots contain no indexes, handles, counters or timers,
-// and no other value that the kernel changes by itself.
+// Snapshot is what a CNI plugin may change of the host, the pods and the folders: links, addresses, routes, rules, nexthops, neighbours,
+// forwarding entries, queueing disciplines, classes, filters, nftables, legacy iptables, sysctls and files. Snapshots of the same state are
+// equal, because they have no indexes, handles, counters, timers or other values that the kernel changes by itself.
 type Snapshot struct {
 	scopes  map[string]bool
 	records map[string]record
 }
 
-// A record describes one object. The name of a record is unique within its scope.
+// A record describes one object, by a name that is unique within its scope.
 type record struct {
 	scope  string  // "host" or "pod NAME"
 	name   string  // "link eth0"
 	fields []field // properties of the object that may change
-	// The field owner contains the name of another record or is empty. An owned record appears and vanishes together with its owner, and
-	// Diff then reports only the owner.
+	// owner is empty or the record with which this one appears and vanishes. Diff then reports only the owner.
 	owner string
 }
 
@@ -53,7 +49,6 @@ type field struct{ name, value string }
 
 func (r record) key() string { return r.scope + ": " + r.name }
 
-// isGone reports whether the namespace of a pod no longer exists.
 func isGone(pod *sandbox.Pod) bool {
 	var stat unix.Statfs_t
 	return unix.Statfs(pod.Path, &stat) != nil || stat.Type != unix.NSFS_MAGIC
@@ -86,7 +81,7 @@ func Take(opt Options) (*Snapshot, error) {
 	return s, nil
 }
 
-// collect() adds the records of the calling thread's network namespace.
+// collect adds the records of the calling thread's network namespace.
 func (s *Snapshot) collect(scope string, opt Options) error {
 	c := &collector{scope: scope}
 	if err := c.collect(opt.Conntrack); err != nil {
@@ -96,8 +91,7 @@ func (s *Snapshot) collect(scope string, opt Options) error {
 	return nil
 }
 
-// add() appends a number to the names of records that have the same name and the same scope. The caller must pass all of these records in
-// the same call of add().
+// add numbers records of the same name and scope, all of which must be in the same call.
 func (s *Snapshot) add(records []record, ignore *regexp.Regexp) {
 	same := map[string]int{}
 	for _, r := range records {

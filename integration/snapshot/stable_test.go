@@ -19,16 +19,15 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// connectedPods creates two pods, one in the role of the node and one in the role of a container. connectedPods connects the pods with a
-// bridge and a veth. The connection uses both address families, a firewall and traffic shaping. connectedPods returns at once, and does not
-// wait until the links are ready.
+// connectedPods connects two pods, a node and a container, by a bridge and a veth, with both address families, a firewall and traffic
+// shaping. It does not wait until the links are ready.
 func connectedPods(t *testing.T) (node, pod *sandbox.Pod) {
 	node, pod = unconnected(t)
 	connect(t, pod)
 	return node, pod
 }
 
-// connect() sets the container's end of the veth up, so that the node's end gets a carrier.
+// connect sets the container's end of the veth up, which gives the node's end a carrier.
 func connect(t *testing.T, pod *sandbox.Pod) {
 	must(t, pod.Do(func() error { up(t, "v1"); addressOn(t, "v1", "10.8.0.2/24", "fd08::2/64"); return nil }))
 }
@@ -79,8 +78,8 @@ func takeAll(t *testing.T, pods ...*sandbox.Pod) *snapshot.Snapshot {
 	return s
 }
 
-// TestStableWhileTheKernelSettles takes a snapshot directly after a change and compares it with later snapshots. Between the snapshots,
-// the kernel still changes the carrier, link-local addresses, multicast groups and the state of duplicate address detection.
+// Snapshots after a change are equal although the kernel still changes the carrier, link-local addresses, multicast groups and the state of
+// duplicate address detection.
 func TestStableWhileTheKernelSettles(t *testing.T) {
 	node, pod := unconnected(t)
 	first := takeAll(t, node)
@@ -126,7 +125,7 @@ func TestStableUnderTraffic(t *testing.T) {
 	}
 }
 
-// send() sends datagrams even if no process listens.
+// send sends datagrams whether or not a process listens.
 func send(to string, n int) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {
@@ -140,8 +139,7 @@ func send(to string, n int) error {
 	return nil
 }
 
-// TestEqualAfterChurn removes all objects and adds them again. The new objects have other indexes and handles, but the snapshots are
-// equal.
+// Snapshots are equal after all objects were removed and added again, with other indexes and handles.
 func TestEqualAfterChurn(t *testing.T) {
 	node, pod := connectedPods(t)
 	time.Sleep(100 * time.Millisecond)

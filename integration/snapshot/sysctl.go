@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlRoot is the folder of sysctls. The kernel shows the sysctls of the network namespace of the thread that opens the folder.
+// sysctlRoot is the folder of sysctls, which are those of the network namespace of the thread that opens it.
 const sysctlRoot = "/proc/sys/net/"
 
-// collectSysctls reads all settings of every interface. collectSysctls also reads those general settings that network plugins may change.
+// collectSysctls reads all settings of every interface, and the general ones that network plugins may change.
 func (c *collector) collectSysctls() error {
 	for _, group := range []string{"ipv4/conf/", "ipv6/conf/"} {
 		entries, err := os.ReadDir(sysctlRoot + group)
@@ -67,8 +67,8 @@ func (c *collector) collectConf(name, owner string) error {
 	return nil
 }
 
-// readSysctl reads a setting. The second result of readSysctl is false if the setting is write-only or has no value. readSysctl makes only
-// three system calls for each setting, because there are hundreds of settings.
+// readSysctl reads a setting. The second result is false if it is write-only or has no value. It makes only three system calls, because
+// there are hundreds of settings.
 func readSysctl(dir int, name string) (string, bool) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

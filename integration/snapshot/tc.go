@@ -116,8 +116,7 @@ func filterParents(q tcObject) []uint32 {
 	return []uint32{q.handle}
 }
 
-// qdiscOptions returns a function that formats the settings of a queueing discipline. For htb, this function leaves out a counter that the
-// kernel reports together with the settings. No other queueing discipline has such a counter.
+// qdiscOptions formats the settings of a queueing discipline. Only htb reports a counter among them, which is left out.
 func qdiscOptions(kind string) func(*collector, []byte) string {
 	if kind != "htb" {
 		return treeColumn
@@ -159,8 +158,7 @@ func (c *collector) collectFilters(s *socket, dev, parent uint32) error {
 	return nil
 }
 
-// filterOptions formats the settings of a classifier. Each classifier stores its actions in a different attribute. filterOptions leaves
-// out counters.
+// filterOptions formats the settings of a classifier without counters. Each classifier stores its actions in another attribute.
 func filterOptions(kind string) func(*collector, []byte) string {
 	actions := map[string]uint16{
 		"u32": 7, "flower": 3, "matchall": 2, "bpf": 1, "basic": 3, "fw": 4, "cgroup": 1, "route": 6, "flow": 9,
@@ -202,8 +200,7 @@ func (c *collector) actionsText(b []byte) string {
 	return joinFields(out)
 }
 
-// actionOptions removes the timestamps from the parameters of an action. actionOptions also removes the index and the numbers of
-// references and bindings.
+// actionOptions removes timestamps, the index, and the numbers of references and bindings from an action's parameters.
 func actionOptions(kind string) func(*collector, []byte) string {
 	times, parms := uint16(1), uint16(2)
 	show := func(_ *collector, b []byte) string { return genericParms(b) }
@@ -232,8 +229,7 @@ func actionOptions(kind string) func(*collector, []byte) string {
 	}
 }
 
-// genericParms formats data that starts with struct tc_gen. The struct tc_gen contains the index, capabilities, action, references and
-// bindings.
+// genericParms formats data that starts with struct tc_gen: index, capabilities, action, references and bindings.
 func genericParms(b []byte) string {
 	if len(b) < 20 {
 		return bytesText(b)

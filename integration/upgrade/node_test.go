@@ -95,7 +95,7 @@ func (n *node) status() {
 	}
 }
 
-// collect runs GC of each network. All pods are valid, and old enough for GC to end them if it mistook them for others.
+// collect runs GC of each network. All pods are valid, but old enough for GC to end them by mistake.
 func (n *node) collect() {
 	n.Helper()
 	kerneltest.Must(n, kerneltest.Age(harness.StateDirs()...))
@@ -143,8 +143,8 @@ func (n *node) wipe() {
 	}
 }
 
-// oracle returns the state of the node after the last pod of each version has ended. A flush is part of a life, because a restored rule
-// can stand at another place.
+// oracle returns the node's state after the last pod of each version. It includes a flush, because a restored rule can stand at another
+// place.
 func (n *node) oracle(lives ...*version) *harness.Oracle {
 	n.Helper()
 	for _, v := range lives {
@@ -165,7 +165,7 @@ func (n *node) oracle(lives ...*version) *harness.Oracle {
 	return o
 }
 
-// fixMACs gives each bridge a fixed MAC, because the random ones of two bridges would differ between two equal states.
+// fixMACs gives each bridge a fixed MAC, because random ones would differ between equal states.
 func (n *node) fixMACs() {
 	n.Helper()
 	harness.Shell(n, "ip link set cni0 address 02:00:00:00:00:01; ip link set br-lan address 02:00:00:00:00:02")

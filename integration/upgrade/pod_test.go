@@ -118,8 +118,8 @@ func (p *pod) format(t testing.TB) int {
 	return record.Format
 }
 
-// readable returns the pods whose records the installed programs can read. Of an older version that refuses the records of a newer one,
-// only DEL can be expected.
+// readable returns the pods whose records the installed programs can read. If an older version refuses those of a newer one, it must only
+// manage DEL.
 func (n *node) readable() []*pod {
 	n.Helper()
 	list := slices.DeleteFunc(slices.Clone(n.pods), func(p *pod) bool { return p.format(n) > n.installed.format })

@@ -23,11 +23,11 @@ import (
 
 var update = flag.Bool("update", false, "write the samples of a new format, before the first release that writes it")
 
-// newest is the number of the format that this tree writes. testdata/format<n> has a sample of each file in format n. A released program
-// has written such files on nodes, so no sample changes or goes.
+// newest is the format that this tree writes. testdata/format<n> has a sample of each file in format n. Released programs have written such
+// files on nodes, so no sample may change or go.
 const newest = 1
 
-// The type sampleCase is a pod whose state files have samples.
+// sampleCase is a pod whose state files have samples.
 type sampleCase struct {
 	conflist []byte
 	caps     map[string]any
@@ -49,8 +49,8 @@ func sampleCases(t *testing.T) map[string]sampleCase {
 	}
 }
 
-// TestSamples: each file that an older version wrote about a pod is read, checked and deleted. The sample of the file gets the values of a
-// running pod, and takes the place of the file that this version wrote.
+// TestSamples: each file that an older version wrote about a pod is read, checked and deleted. Its sample gets a running pod's values and
+// replaces what this version wrote.
 func TestSamples(t *testing.T) {
 	for title, c := range harness.InOrder(sampleCases(t)) {
 		for format := 1; format <= newest; format++ {

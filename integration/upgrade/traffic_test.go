@@ -26,8 +26,8 @@ type connection struct {
 	name string
 }
 
-// serveEcho starts a server at port 81 of a machine, which sends back what it receives. The connections have no keepalive, because a probe
-// during a flush would reach the other side without address translation, and be answered by a reset.
+// serveEcho starts a server at port 81 of a machine that returns what it receives. There is no keepalive, because a probe during a flush
+// would pass without address translation and be answered by a reset.
 func serveEcho(t testing.TB, on *sandbox.Pod) io.Closer {
 	t.Helper()
 	var l net.Listener
@@ -140,7 +140,7 @@ func (n *node) asks(from *sandbox.Pod, protocol, address string, port int, want 
 	}
 }
 
-// checkTraffic checks the traffic of a pod with the node, with another pod and with the second machine, which sees the node's address.
+// checkTraffic checks a pod's traffic with the node, with another pod and with the second machine, which sees the node's address.
 func (n *node) checkTraffic(p, other *pod) {
 	n.Helper()
 	for family, ip := range p.ips {

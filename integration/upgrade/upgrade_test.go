@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// TestUpgrade starts 20 pods with the older programs, replaces the programs while these pods run, and later puts the older ones back. Each
-// version must keep and restore what the pods of the other version need, and must end these pods without a trace.
+// TestUpgrade starts 20 pods with the older programs, replaces these while the pods run, and later puts them back. Each version must keep
+// and restore what the other's pods need, and end them without a trace.
 func TestUpgrade(t *testing.T) {
 	older, newer := versions(t)
 	for backend, conflist := range harness.InOrder(map[string]string{"nftables": conf.Default, "iptables": "10-podlace-iptables.conflist"}) {
@@ -58,8 +58,8 @@ func (n *node) maintain() {
 	n.then(since+", podlace reload after the flush", func() { n.reload(); n.serves() })
 }
 
-// checkedFlush flushes the rules, and checks that the pods need them: otherwise, later checks of hostPorts and of the spoofing protection
-// would prove nothing.
+// checkedFlush flushes the rules and checks that the pods need them, without which later checks of hostPorts and spoofing protection would
+// prove nothing.
 func (n *node) checkedFlush() {
 	n.Helper()
 	n.flush()

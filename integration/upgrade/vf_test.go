@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/card"
 )
 
-// TestUpgradeVF checks that each version can check a pod with a VF that the other version attached, and returns the VF to the node. The
-// journal of the VF passes from one version to the other.
+// TestUpgradeVF: each version can check a pod with a VF that the other one attached, and return the VF to the node. The VF's journal passes
+// between them.
 func TestUpgradeVF(t *testing.T) {
 	older, newer := versions(t)
 	n := newNode(t, "10-podlace-sriov-main.conflist")

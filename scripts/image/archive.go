@@ -36,8 +36,7 @@ func newImage(platform v1.Platform, config v1.Config, layer v1.Layer, at time.Ti
 	return mutate.ConfigFile(img, file)
 }
 
-// imageName parses the name of an image. imageName returns an error for a short name, because containerd and the kubelet compare complete
-// names.
+// imageName parses the name of an image. Short names are errors, because containerd and the kubelet compare complete ones.
 func imageName(s string) (name.Tag, error) {
 	tag, err := name.NewTag(s, name.StrictValidation)
 	if err != nil {
@@ -46,12 +45,12 @@ func imageName(s string) (name.Tag, error) {
 	return tag, nil
 }
 
-// imageAnnotations returns annotations with the image's name. containerd and podman give this name to an imported image.
+// imageAnnotations returns annotations with the name that containerd and podman give to an imported image.
 func imageAnnotations(tag name.Tag) map[string]string {
 	return map[string]string{"io.containerd.image.name": tag.Name(), "org.opencontainers.image.ref.name": tag.TagStr()}
 }
 
-// saveLayout writes an OCI layout into a new folder. In the layout, each of the tags refers to the given image or index.
+// saveLayout writes an OCI layout into a new folder, in which each tag refers to the image or index.
 func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	to, err := layout.Write(folder, empty.Index)
 	if err != nil {
@@ -72,14 +71,14 @@ func saveLayout(folder string, what mutate.Appendable, tags []name.Tag) error {
 	return nil
 }
 
-// dockerEntry is an element of manifest.json. docker reads manifest.json if docker does not use containerd's image store.
+// dockerEntry is an element of manifest.json, which docker reads if it does not use containerd's image store.
 type dockerEntry struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// addDocker adds manifest.json, docker's list of images, to a layout. docker's list can contain only one platform of an image.
+// addDocker adds manifest.json, docker's list of images, to a layout. It can contain only one platform of an image.
 func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	manifest, err := img.Manifest()
 	if err != nil {
@@ -100,7 +99,7 @@ func addDocker(folder string, img v1.Image, tags []name.Tag) error {
 	return os.WriteFile(filepath.Join(folder, "manifest.json"), data, 0o644)
 }
 
-// saveArchive writes a folder into a tar file. The bytes of the tar file depend only on the names and contents of the files.
+// saveArchive writes a folder into a tar file, whose bytes depend only on the names and contents of the files.
 func saveArchive(folder, file string, at time.Time) error {
 	var entries []imageEntry
 	err := filepath.WalkDir(folder, func(p string, d fs.DirEntry, err error) error {

@@ -30,8 +30,8 @@ type buildOptions struct {
 	at                time.Time // the time of all files and of the image
 }
 
-// rootPrograms returns the programs in the root folder of the image. All others below plugins/ are for the runtime's folder of plugins, and
-// in the folder /plugins of the image.
+// rootPrograms are in the root folder of the image. All others below plugins/ are in its folder /plugins, for the runtime's folder of
+// plugins.
 func rootPrograms() []string { return []string{"podlace", "podlace-node", "sriov-device-plugin"} }
 
 func platforms() []v1.Platform {
@@ -128,8 +128,7 @@ func imageLabels(o buildOptions) map[string]string {
 	}
 }
 
-// compilePrograms builds all programs for a platform into a folder and returns their names. The bytes of the programs depend only
-// on the source, not on the folder.
+// compilePrograms builds all programs for a platform into a folder and returns their names. Their bytes depend only on the source.
 func compilePrograms(o buildOptions, p v1.Platform, folder string) (programs []string, err error) {
 	files, err := filepath.Glob(filepath.Join(o.root, "plugins/*/main.go"))
 	if err != nil {
@@ -184,7 +183,7 @@ func pushIndex(tag name.Tag, index v1.ImageIndex) error {
 	return pushError(tag, remote.WriteIndex(tag, index, remote.WithAuthFromKeychain(authn.DefaultKeychain)))
 }
 
-// pushError adds the name of the image to the error of a push. If the registry refused the credentials, pushError also adds a hint.
+// pushError adds the image's name to the error of a push, and a hint if the registry refused the credentials.
 func pushError(tag name.Tag, err error) error {
 	if err == nil {
 		return nil

@@ -21,8 +21,7 @@ import (
 
 const root = "../.."
 
-// copySource copies the source of one program into a new folder. The copies have other modification times and are readable only by their
-// owner.
+// copySource copies the source of one program into a new folder, with other modification times and only readable by the owner.
 func copySource(t *testing.T) string {
 	t.Helper()
 	to := t.TempDir()
@@ -45,9 +44,8 @@ func testOptions(folder string) buildOptions {
 	return buildOptions{root: folder, ldflags: "-s -w", version: "v1.2.3", revision: "abc", at: time.Unix(1_700_000_000, 0).UTC()}
 }
 
-// TestReproducible builds an image of one program in two folders and compares the bytes. One of the folders is a git clone. Folders,
-// modification times and git must not affect the bytes. Both builds may use Go's build cache, because builds with different inputs have
-// different cache keys.
+// TestReproducible builds an image of one program in two folders, one of them a git clone, and compares the bytes, which folders,
+// modification times and git must not affect. Both may use Go's build cache, whose keys differ with the inputs.
 func TestReproducible(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is missing, which makes one of the folders")
@@ -142,8 +140,7 @@ func checkIndex(t *testing.T, index v1.ImageIndex, o buildOptions) {
 	}
 }
 
-// checkPrograms checks that the image contains one program for each folder below plugins/. Each program must have the path that the agent
-// and the manifests expect.
+// checkPrograms checks that the image has one program for each folder below plugins/, at the path that the agent and the manifests expect.
 func checkPrograms(t *testing.T, layer v1.Layer, machine elf.Machine, o buildOptions) {
 	t.Helper()
 	byName, names := layerHeaders(t, layer, o.at)

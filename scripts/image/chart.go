@@ -26,7 +26,7 @@ const imageAction = `{{ required "image: the chart has no default image: --set i
 // shippedResources contains the resources of the shipped conflist of the plugin sriov.
 const shippedResources = `["example.com/fast"]`
 
-// resourcesAction inserts the resources of the chart's value `sriovConfig` into the conflist. intel.com is the default of the flag
+// resourcesAction inserts the resources of the chart's value `sriovConfig` into the conflist. intel.com is the default of
 // --resource-prefix.
 const resourcesAction = `{{ if .Values.sriovConfig }}{{ $names := list }}{{ range .Values.sriovConfig.resourceList }}` +
 	`{{ $names = append $names (printf "%s/%s" (default "intel.com" .resourcePrefix) .resourceName) }}{{ end }}` +
@@ -36,8 +36,8 @@ const resourcesAction = `{{ if .Values.sriovConfig }}{{ $names := list }}{{ rang
 // chartFiles maps names to contents of the files in the Helm chart.
 type chartFiles map[string]string
 
-// newChart makes the chart from the folder conf. newChart converts the Kustomize base and components to templates. For each component, the
-// chart has a value that switches the component on or off. The schema of the values contains the schema of podlace-node.
+// newChart makes the chart from the folder conf: templates from the Kustomize base and components, with a value that switches each
+// component, and a schema of the values that contains podlace-node's.
 func newChart(conf, image, version, appVersion string) (chartFiles, error) {
 	if _, err := parseImage(image); err != nil {
 		return nil, err
@@ -98,8 +98,7 @@ func validChoices(components []string) (all [][]string) {
 	return all
 }
 
-// objectTemplates renders the manifest once for each valid set of components. Then objectTemplates merges all texts of the same object
-// into one template.
+// objectTemplates renders the manifest for each valid set of components, and merges all texts of an object into one template.
 func objectTemplates(conf string, components []string) (chartFiles, error) {
 	all := validChoices(components)
 	if len(all) > maxChoices {
@@ -142,8 +141,7 @@ func withoutHeader(text string) string {
 	return strings.TrimSuffix(text, "\n")
 }
 
-// objectTemplate returns the name and the template lines of an object. In these lines, chart values replace the parts of the object that a
-// user may change.
+// objectTemplate returns an object's name and template, in which chart values replace what a user may change.
 func objectTemplate(text string, config []string) (name string, lines []string, err error) {
 	var object struct {
 		Kind     string
@@ -179,7 +177,7 @@ func wrap(before string, lines []string, after string) []string {
 	return slices.Concat([]string{before}, lines, []string{after})
 }
 
-// replaceText calls by() to replace the text of a key in the data of a ConfigMap.
+// replaceText replaces the text of a key in a ConfigMap's data by the result of by.
 func replaceText(lines []string, key string, by func([]string) []string) []string {
 	start := slices.Index(lines, "  "+key+": |") + 1
 	end := start
@@ -189,8 +187,7 @@ func replaceText(lines []string, key string, by func([]string) []string) []strin
 	return slices.Concat(lines[:start], by(lines[start:end]), lines[end:])
 }
 
-// unlessSet returns a function that converts a text to a template. The template inserts the shipped text unless the user sets the given
-// chart value.
+// unlessSet makes a text a template that inserts it unless the user sets the chart value.
 func unlessSet(value, text string) func([]string) []string {
 	return func(shipped []string) []string {
 		set := []string{"{{- if .Values." + value + " }}", "{{ " + text + " | indent 4 }}", "{{- else }}"}
@@ -198,8 +195,8 @@ func unlessSet(value, text string) func([]string) []string {
 	}
 }
 
-// configTemplate returns the template of podlace-node's configuration. The template merges the configuration of the base, the keys of
-// components, and the keys of the chart's value `config`.
+// configTemplate returns the template of podlace-node's configuration, which merges that of the base, the keys of components, and the
+// chart's value `config`.
 func configTemplate(conf string, components []string) ([]string, error) {
 	base, err := compactJSON(filepath.Join(conf, "base", "config.json"))
 	if err != nil {
@@ -231,7 +228,7 @@ func compactJSON(file string) (string, error) {
 	return b.String(), err
 }
 
-// componentChecks returns a template that fails for incompatible components. `make manifest` fails for the same components.
+// componentChecks returns a template that fails for incompatible components, like `make manifest`.
 func componentChecks() string {
 	var b strings.Builder
 	for _, r := range rules() {

@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The following constants are Helm's media types for a chart in a registry.
+// Helm's media types for a chart in a registry.
 const (
 	chartConfigType  types.MediaType = "application/vnd.cncf.helm.config.v1+json"
 	chartContentType types.MediaType = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
@@ -66,8 +66,7 @@ func runChart(args []string) error {
 	return publishChart(*out, files, archive, tag, *push != "")
 }
 
-// publishChart writes the archive and the OCI layout into a folder, pushes the chart if requested, and prints the `helm install` command
-// for the chart.
+// publishChart writes the archive and the OCI layout into a folder, pushes the chart if requested, and prints its `helm install`.
 func publishChart(out string, files chartFiles, archive []byte, tag name.Tag, push bool) error {
 	artefact, err := chartArtefact(files["Chart.yaml"], archive)
 	if err != nil {
@@ -99,8 +98,7 @@ func publishChart(out string, files chartFiles, archive []byte, tag name.Tag, pu
 	return nil
 }
 
-// chartVersion returns a version with three numbers, such as 1.2.3, because Helm accepts no other form. For a commit without a tag,
-// the version is 0.0.0-gHASH with the hash of the commit.
+// chartVersion returns three numbers, such as 1.2.3, because Helm accepts nothing else. A commit without a tag has 0.0.0-gHASH.
 func chartVersion(version string) string {
 	number := strings.TrimPrefix(version, "v")
 	if regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$`).MatchString(number) {
@@ -109,7 +107,7 @@ func chartVersion(version string) string {
 	return "0.0.0-g" + regexp.MustCompile(`[^0-9A-Za-z-]`).ReplaceAllString(version, "-")
 }
 
-// The method archive() returns the chart as a compressed tar archive. The bytes of the archive depend only on the files and the time.
+// archive returns the chart as a compressed tar archive, whose bytes depend only on the files and the time.
 func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	folder, err := os.MkdirTemp("", "podlace-chart-*")
 	if err != nil {
@@ -136,8 +134,7 @@ func (c chartFiles) archive(at time.Time) ([]byte, error) {
 	return io.ReadAll(packed)
 }
 
-// packedArtefact is a Helm chart that is packed as an OCI image. The image's config is Chart.yaml, and the image's only layer is
-// the archive.
+// packedArtefact is a Helm chart as an OCI image, whose config is Chart.yaml and whose only layer is the archive.
 type packedArtefact struct {
 	config, manifest []byte
 	layer            v1.Layer

@@ -90,8 +90,7 @@ func templated(t *testing.T, c *v2.Chart, values string) objectsByName {
 	return decodeObjects(t, text)
 }
 
-// TestChartEqualsManifest checks that the chart and the manifest contain equal objects for each choice of components, and without
-// components.
+// Chart and manifest have equal objects for each choice of components, and without components.
 func TestChartEqualsManifest(t *testing.T) {
 	c := loadedChart(t)
 	known, err := componentNames(conf)
@@ -116,8 +115,7 @@ func TestChartEqualsManifest(t *testing.T) {
 	}
 }
 
-// TestChartNamespace checks that a release in the namespace podlace does not contain the Namespace object, because Helm creates the
-// namespace.
+// A release in the namespace podlace lacks the Namespace object, because Helm creates it.
 func TestChartNamespace(t *testing.T) {
 	text, err := helmTemplate(loadedChart(t), "podlace", "")
 	if err != nil {
@@ -130,7 +128,7 @@ func TestChartNamespace(t *testing.T) {
 	}
 }
 
-// TestChartValues checks that values replace the configurations, and that the keys of config override the keys that components set.
+// Values replace the configurations. The keys of config override those that components set.
 func TestChartValues(t *testing.T) {
 	c := loadedChart(t)
 	for _, test := range []struct{ values, object, file, want string }{
@@ -196,7 +194,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestChartTwice checks that two builds of the same source have equal bytes, and that a build of another commit has another version.
+// Two builds of the same source have equal bytes. A build of another commit has another version.
 func TestChartTwice(t *testing.T) {
 	if again, err := packChart(); err != nil || !bytes.Equal(packedChart(t), again) {
 		t.Errorf("packed twice, the chart differs: %v", err)
@@ -211,8 +209,7 @@ func TestChartTwice(t *testing.T) {
 	}
 }
 
-// TestChartFiles checks that `make chart` writes the archive and an OCI layout that contains the same archive. A second run must overwrite
-// the files of the first run.
+// `make chart` writes the archive and an OCI layout with the same archive. A second run overwrites both.
 func TestChartFiles(t *testing.T) {
 	out := t.TempDir()
 	for _, version := range []string{"v1.2.2", "v1.2.3"} {

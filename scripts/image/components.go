@@ -11,8 +11,7 @@ import (
 	"strings"
 )
 
-// componentRule restricts the use of a component together with other components. The component cannot be used with the components in
-// `without`, and needs one of the components in `oneOf`.
+// componentRule excludes a component together with those in `without`, and requires one of those in `oneOf`.
 type componentRule struct {
 	component string
 	without   []string // components that the component excludes
@@ -36,7 +35,7 @@ func rules() []componentRule {
 	}
 }
 
-// The method violation() returns an error text with the names of the components that break the rule.
+// violation returns an error text with the components that break the rule.
 func (r componentRule) violation(chosen string) string {
 	if len(r.oneOf) > 0 {
 		return fmt.Sprintf("component %s needs %s: %s", r.component, strings.Join(r.oneOf, " or "), r.reason)

@@ -58,7 +58,7 @@ func typeOf(kind string) meta.Object {
 // objectsByName contains the objects of a manifest. The key is the kind and name of an object.
 type objectsByName map[string]meta.Object
 
-// decodeObjects reads a manifest as strictly as an API server. decodeObjects fails the test if two objects have the same kind and name.
+// decodeObjects reads a manifest as strictly as an API server. Two objects must not have the same kind and name.
 func decodeObjects(t *testing.T, text []byte) objectsByName {
 	t.Helper()
 	found := objectsByName{}
@@ -82,8 +82,7 @@ func decodeObjects(t *testing.T, text []byte) objectsByName {
 	return found
 }
 
-// decodeStrict decodes YAML as strictly as an API server. decodeStrict returns an error for a duplicate key, an unknown key, and a
-// key with wrong letter case.
+// decodeStrict decodes YAML as strictly as an API server: a duplicate or unknown key, or one with wrong letter case, is an error.
 func decodeStrict(t *testing.T, text []byte, into any) {
 	t.Helper()
 	data, err := yaml.YAMLToJSONStrict(text)
@@ -96,7 +95,6 @@ func decodeStrict(t *testing.T, text []byte, into any) {
 	}
 }
 
-// The method device() returns the DaemonSet of the device plugin.
 func (d objectsByName) device(t *testing.T) *apps.DaemonSet {
 	t.Helper()
 	set, ok := d["DaemonSet sriov-device-plugin"].(*apps.DaemonSet)
@@ -123,8 +121,7 @@ func shippedFiles(t *testing.T, component string, files ...string) objectsByName
 	return all
 }
 
-// TestSRIOVComponents checks that the components sriov and dra add the objects of their files to the base. The image in these
-// objects must be the image of the base. The conflist must contain the plugin sriov.
+// The components sriov and dra add the objects of their files to the base, with its image. The conflist has the plugin sriov.
 func TestSRIOVComponents(t *testing.T) {
 	for component, files := range map[string][]string{
 		"sriov": {"sriov-device-plugin.yaml"},
@@ -158,9 +155,8 @@ func sriovEntry(t *testing.T, conflist string) map[string]json.RawMessage {
 	return last
 }
 
-// TestSRIOVConflist checks the conflist of the components sriov and dra. The conflist must equal the base's conflist, except for the plugin
-// sriov. The keys of the plugin sriov must be the keys in conf/10-podlace-sriov.conflist. For each of the two components, the key
-// `resources` of the plugin sriov must contain the resource in the device plugin's configuration.
+// The conflist of sriov and dra is the base's with the plugin sriov, whose keys are those in conf/10-podlace-sriov.conflist. For each of
+// the two, its `resources` has the resource of the device plugin's configuration.
 func TestSRIOVConflist(t *testing.T) {
 	text := read(t, "sriov-conflist/10-podlace.conflist")
 	var base, ours struct{ Plugins []any }
@@ -194,8 +190,7 @@ func TestSRIOVConflist(t *testing.T) {
 	}
 }
 
-// TestNoAgent checks that the components noagent and openshift omit the agent, and install the plugins into the folder that the runtime
-// or Multus searches.
+// noagent and openshift omit the agent, and install the plugins into the folder that the runtime or Multus searches.
 func TestNoAgent(t *testing.T) {
 	for component, folder := range map[string]string{"noagent": "/opt/cni/bin", "openshift": "/var/lib/cni/bin"} {
 		for _, daemon := range []string{"sriov", "dra"} {
@@ -234,7 +229,7 @@ func TestOneNamespace(t *testing.T) {
 	}
 }
 
-// TestPrivileged checks that the component privileged changes only the container of the daemon, and that it can see what it restores.
+// The component privileged changes only the daemon's container, which can see what it restores.
 func TestPrivileged(t *testing.T) {
 	for _, component := range []string{"sriov", "dra"} {
 		want, got := decodeObjects(t, rendered(t, component)), decodeObjects(t, rendered(t, component, "privileged"))
@@ -271,8 +266,7 @@ func TestPrivileged(t *testing.T) {
 	}
 }
 
-// TestOpenShiftAccount checks the daemon's ServiceAccount. The admission policies of the component dra must contain this account, and a
-// role binding must contain this account.
+// The admission policies of the component dra and a role binding name the daemon's ServiceAccount.
 func TestOpenShiftAccount(t *testing.T) {
 	got := decodeObjects(t, rendered(t, "openshift", "dra"))
 	account := got["ServiceAccount sriov-device-plugin"]
@@ -295,7 +289,7 @@ func TestOpenShiftAccount(t *testing.T) {
 	}
 }
 
-// TestConstraints checks that the SecurityContextConstraints admit the DaemonSet and grant no right that the DaemonSet does not need.
+// The SecurityContextConstraints admit the DaemonSet and grant no right that it does not need.
 func TestConstraints(t *testing.T) {
 	for _, component := range []string{"sriov", "dra"} {
 		got := decodeObjects(t, rendered(t, "openshift", component))
@@ -344,8 +338,8 @@ func refusalReason(scc *security.SecurityContextConstraints, set *apps.DaemonSet
 	return ""
 }
 
-// TestKubeletConfig checks that the KubeletConfig has the settings of conf/kubelet-numa.conf and no feature gate. The selector must use a
-// label that no MachineConfigPool has by default.
+// The KubeletConfig has the settings of conf/kubelet-numa.conf and no feature gate. No MachineConfigPool has the selector's label by
+// default.
 func TestKubeletConfig(t *testing.T) {
 	got := decodeObjects(t, rendered(t, "openshift", "sriov"))["KubeletConfig podlace-numa"].(*machine.KubeletConfig)
 	text, err := os.ReadFile(root + "/conf/kubelet-numa.conf")

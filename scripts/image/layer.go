@@ -27,8 +27,8 @@ type imageEntry struct {
 	mode int64
 }
 
-// newLayer returns one compressed layer of entries and their parent folders. The bytes of the layer depend only on the entries and the
-// given time. The order of the entries, and the owners and times of the files, have no effect on the bytes.
+// newLayer returns a compressed layer of entries and their parent folders. Its bytes depend only on these and the given time, but not on
+// their order or the files' owners and times.
 func newLayer(entries []imageEntry, at time.Time) (v1.Layer, error) {
 	all, err := withFolders(entries)
 	if err != nil {

@@ -28,8 +28,7 @@ func writeFile(t *testing.T, path, text string, mode os.FileMode) string {
 	return path
 }
 
-// layerHeaders returns the headers of a layer by name, and the names in the layer's order. The test fails if a file's owner is not root, or
-// if a file's time differs from the expected time.
+// layerHeaders returns a layer's headers by name, and the names in order. All files must be root's and have the expected time.
 func layerHeaders(t *testing.T, layer v1.Layer, at time.Time) (byName map[string]*tar.Header, names []string) {
 	t.Helper()
 	r, err := layer.Uncompressed()

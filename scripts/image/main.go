@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image creates container images, the manifest of a cluster, and the Helm chart. The command needs neither docker nor helm.
-// `build` creates Podlace's image. `pack` creates an image that contains the given files. `manifest` creates the file for kubectl
-// apply. `chart` creates the Helm chart.
+// Command image needs neither docker nor helm. `build` creates Podlace's image, `pack` one of the given files, `manifest` the file for
+// kubectl apply, and `chart` the Helm chart.
 package main
 
 import (
@@ -12,7 +11,7 @@ import (
 	"strings"
 )
 
-// The type command describes one subcommand of the program, such as `build`.
+// command is one subcommand, such as `build`.
 type command struct {
 	name, args string
 	run        func(args []string) error
@@ -51,8 +50,7 @@ type repeatedFlag []string
 func (w *repeatedFlag) String() string     { return strings.Join(*w, " ") }
 func (w *repeatedFlag) Set(s string) error { *w = append(*w, s); return nil }
 
-// newFlags returns an empty flag set of a command. If a user passes a wrong flag, the flag set returns an error and prints all
-// flags.
+// newFlags returns a command's empty flag set, which answers a wrong flag with an error and all flags.
 func newFlags(name string) *flag.FlagSet {
 	return flag.NewFlagSet(name, flag.ContinueOnError)
 }

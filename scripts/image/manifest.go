@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The constant `placeholder` is the image name in the base manifest.
+// placeholder is the image name in the base manifest.
 const placeholder = "podlace"
 
 // runManifest writes the manifest of a cluster.
@@ -58,7 +58,7 @@ func runManifest(args []string) error {
 	return os.WriteFile(*out, text, 0o644)
 }
 
-// parseImage parses the name of an image that nodes pull. parseImage returns an error for a short name, because there is no public image.
+// parseImage parses the name of an image that nodes pull. Short names are errors, because there is no public image.
 func parseImage(image string) (kustomize.Image, error) {
 	to := kustomize.Image{Name: placeholder}
 	if image == "" {
@@ -79,9 +79,8 @@ func parseImage(image string) (kustomize.Image, error) {
 	return to, nil
 }
 
-// removalNote returns a note for a user who chose the component `removal`, but neither k3s nor crio. The components k3s and crio select
-// other folders of the node for plugins and configurations. If the installation used one of these components, the removal needs the same
-// component.
+// removalNote returns a note for a user who chose `removal` without k3s or crio: a removal needs the same one as the installation, because
+// they select other folders on the node.
 func removalNote(components []string) string {
 	folders := func(c string) bool { return c == "k3s" || c == "crio" }
 	if !slices.Contains(components, "removal") || slices.ContainsFunc(components, folders) {
@@ -102,8 +101,8 @@ func missingPart(image string, err error) error {
 	return err
 }
 
-// renderManifest returns one YAML text: the base with the given image and components. Without a configuration of the device plugin, the
-// manifest has the shipped example. renderManifest reads only the folder conf.
+// renderManifest returns one YAML text: the base with the given image and components. The device plugin's configuration is the shipped
+// example if none is given. Only the folder conf is read.
 func renderManifest(conf, image string, components []string, sriov *sriovConfig) ([]byte, error) {
 	to, err := parseImage(image)
 	if err != nil {

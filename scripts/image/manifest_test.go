@@ -35,7 +35,7 @@ type manifestObjects struct {
 	agent     apps.DaemonSet
 }
 
-// parseManifest reads a manifest as strictly as an API server. parseManifest fails the test if a key is unknown or duplicate.
+// parseManifest reads a manifest as strictly as an API server. An unknown or duplicate key fails the test.
 func parseManifest(t *testing.T, text []byte) (o manifestObjects) {
 	t.Helper()
 	want := []struct {
@@ -82,7 +82,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestRightsAreNoticed adds forbidden rights to the manifest and checks that the comparison of TestManifest finds each right.
+// The comparison of TestManifest finds each forbidden right.
 func TestRightsAreNoticed(t *testing.T) {
 	text := string(rendered(t))
 	for _, change := range [][2]string{
@@ -134,8 +134,7 @@ func TestStrictTypes(t *testing.T) {
 	}
 }
 
-// TestComponents renders each component of the agent, and combinations of these components. TestSRIOVComponents and TestOpenShift render
-// all other components.
+// TestComponents renders the agent's components and combinations of them. TestSRIOVComponents and TestOpenShift render all others.
 func TestComponents(t *testing.T) {
 	vxlan := func(o *manifestObjects) { o.config.Data["config.json"] = read(t, "components/vxlan/config.json") }
 	folder := func(name, path string) func(*manifestObjects) {
@@ -194,7 +193,7 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// The function differences() compares two manifests. differences() ignores the order of volumes, because patches change the order.
+// differences compares two manifests without the order of volumes, which patches change.
 func differences(got, want manifestObjects) string {
 	byName := cmpopts.SortSlices(func(a, b core.Volume) bool { return a.Name < b.Name })
 	return cmp.Diff(want, got, cmp.AllowUnexported(manifestObjects{}), byName)

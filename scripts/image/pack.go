@@ -110,8 +110,7 @@ func parseEntries(args []string) (entries []imageEntry, err error) {
 	return entries, nil
 }
 
-// readTree returns the entry of a file, or the entries of all files and links below a folder. If the path is a symbolic link, readTree
-// follows the link.
+// readTree returns the entry of a file, or those of all files and links below a folder. It follows a path that is a symbolic link.
 func readTree(to, from string) (entries []imageEntry, err error) {
 	from, err = filepath.EvalSymlinks(from)
 	if err != nil {

@@ -73,8 +73,7 @@ func digestsByName(t *testing.T, folder string) (index v1.ImageIndex, digests ma
 	return index, digests
 }
 
-// TestPack packs an image of several files. The test reads the image from the layout, as containerd does, and from manifest.json, as docker
-// does.
+// TestPack reads an image of several files from the layout, as containerd does, and from manifest.json, as docker does.
 func TestPack(t *testing.T) {
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")
@@ -164,8 +163,7 @@ func checkPacked(t *testing.T, img v1.Image) {
 	}
 }
 
-// TestRefusedArguments checks that the error of a wrong argument contains the argument. A wrong argument must not cause any file to
-// be written.
+// The error of a wrong argument contains the argument, and no file is written.
 func TestRefusedArguments(t *testing.T) {
 	dir := t.TempDir()
 	out := filepath.Join(dir, "x.tar")

@@ -57,7 +57,7 @@ func smallIndex(t *testing.T) v1.ImageIndex {
 	return index
 }
 
-// TestPush pushes images with the credentials that docker login saved, and checks that a pull returns the same images.
+// TestPush pushes images with the credentials that docker login saved, and pulls the same ones.
 func TestPush(t *testing.T) {
 	host, index := serveRegistry(t), smallIndex(t)
 	tag, err := imageName(host + "/team/podlace:v1")

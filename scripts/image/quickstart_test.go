@@ -59,9 +59,9 @@ func readQuickstart(t *testing.T, name string) page {
 	return p
 }
 
-// TestQuickstarts runs both quickstarts of SR-IOV, by resource name and by claim. They have the same six commands, the manifest is what an
-// API server accepts, and the output that they show is that of the program. Commands of kubectl are compared with the manifest.
-// TestExample of integration/e2e/dra and TestOneConflist of integration/e2e/kubelet run the pods.
+// TestQuickstarts runs both quickstarts of SR-IOV, by resource name and by claim, which have the same six commands. An API server accepts
+// the manifest, and the output is as shown. Commands of kubectl are compared with the manifest. TestExample of integration/e2e/dra and
+// TestOneConflist of integration/e2e/kubelet run the pods.
 func TestQuickstarts(t *testing.T) {
 	for name, check := range map[string]string{"SRIOV.md": "kubectl", "DRA.md": "go"} {
 		t.Run(name, func(t *testing.T) {
@@ -110,7 +110,7 @@ func runMakeManifest(t *testing.T, line, dir string) objectsByName {
 	return decodeObjects(t, bytes.TrimSuffix(text, []byte("\n")))
 }
 
-// compareManifest checks that the manifest has the document's configuration, resources and DeviceClass, and the image that was pushed.
+// compareManifest checks that the manifest has the document's configuration, resources and DeviceClass, and the pushed image.
 func (p page) compareManifest(t *testing.T, objects objectsByName) {
 	t.Helper()
 	if got := objects["ConfigMap sriov-device-plugin"].(*core.ConfigMap).Data["config.json"]; got != p.blocks["json"][0] {

@@ -103,8 +103,7 @@ func get(path string) core.ProbeHandler {
 	return core.ProbeHandler{HTTPGet: &core.HTTPGetAction{Host: "127.0.0.1", Port: intstr.FromInt32(9810), Path: path}}
 }
 
-// TestImageNames checks that only a complete image name gives a manifest. A short name is not sufficient, because no public image
-// of Podlace exists.
+// Only a complete image name gives a manifest, because no public image of Podlace exists.
 func TestImageNames(t *testing.T) {
 	for image, want := range map[string]string{
 		"registry.example.com/podlace:v1":               "registry.example.com/podlace:v1",

@@ -28,7 +28,7 @@ type sriovConfig struct {
 	needs         string   // a key that needs write access to sysfs, or ""
 }
 
-// readSRIOVConfig reads a configuration as the device plugin does. It returns an error for what the device plugin would refuse or ignore.
+// readSRIOVConfig reads a configuration as the device plugin does. What this would refuse or ignore is an error.
 func readSRIOVConfig(file string) (*sriovConfig, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -23,8 +23,7 @@ func configOf(t *testing.T, text string) string {
 	return file
 }
 
-// TestSRIOVConfig checks that the manifest has the user's configuration, with its resources in the conflist and its DeviceClasses, and no
-// part of the shipped example.
+// The manifest has the user's configuration with its resources in the conflist and its DeviceClasses, and nothing of the shipped example.
 func TestSRIOVConfig(t *testing.T) {
 	for _, test := range []struct {
 		config, components, resources string

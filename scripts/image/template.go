@@ -26,14 +26,13 @@ func firstChoices(n int) (s choiceSet) {
 	return s
 }
 
-// mergedLine is a line of the YAML text of a Kubernetes object, and the choices with which the object contains the line.
+// mergedLine is a line of an object's YAML text, and the choices with which the object contains it.
 type mergedLine struct {
 	text string
 	in   choiceSet
 }
 
-// mergeLines adds another text of an object to the merged lines. The lines of each text keep their order, so the text can be rebuilt from
-// the merged lines.
+// mergeLines adds another text of an object to the merged lines. Each text's lines keep their order, so that it can be rebuilt.
 func mergeLines(merged []mergedLine, text []string, in choiceSet) (all []mergedLine) {
 	common := commonLines(merged, text)
 	i, j := 0, 0
@@ -53,8 +52,8 @@ func mergeLines(merged []mergedLine, text []string, in choiceSet) (all []mergedL
 	return all
 }
 
-// splitUnits splits the text of an object into lines. splitUnits does not split a list item without an inner list, so that lines of
-// similar items, such as volumes, are not mixed.
+// splitUnits splits the text of an object into lines. A list item without an inner list stays together, so that similar items, such as
+// volumes, do not mix.
 func splitUnits(text string) (all []string) {
 	lines := strings.Split(text, "\n")
 	for i := 0; i < len(lines); {
@@ -76,9 +75,8 @@ func hasList(lines []string) bool {
 	return slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(strings.TrimLeft(l, " "), "- ") })
 }
 
-// commonLines returns a table for the merge of two texts. Element [i][j] of the table is the length of the longest common subsequence of
-// two lists. The first list contains the lines of the argument `merged` from index i, and the second list contains the lines of the
-// argument `text` from index j.
+// commonLines returns a table for the merge of two texts. [i][j] is the length of the longest common subsequence of merged from line i on
+// and text from line j on.
 func commonLines(merged []mergedLine, text []string) [][]int {
 	common := make([][]int, len(merged)+1)
 	for i := range common {
@@ -116,8 +114,8 @@ func allLiterals(components []string, choices [][]string) (all []componentLitera
 	return all
 }
 
-// shortestCondition returns the shortest template condition that is true for each component set in the argument `in`. The condition is
-// false for each component set that is only in the argument `scope`.
+// shortestCondition returns the shortest template condition that is true for each component set in `in`, and false for those only in
+// `scope`.
 func shortestCondition(all []componentLiteral, in, scope choiceSet) (string, error) {
 	for size := 1; size <= 3; size++ {
 		if text, ok := conditionOf(all, size, nil, in, scope); ok {
@@ -127,8 +125,7 @@ func shortestCondition(all []componentLiteral, in, scope choiceSet) (string, err
 	return "", fmt.Errorf("no condition of three components selects the choices %b of %b", in, scope)
 }
 
-// conditionOf returns a template condition that joins literals by "and" or by "or". The condition contains the literals in `chosen` and
-// `size` further literals.
+// conditionOf returns a template condition that joins the literals in `chosen` and `size` further ones by "and" or by "or".
 func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in, scope choiceSet) (string, bool) {
 	if size > 0 {
 		for i, l := range all {
@@ -157,8 +154,7 @@ func conditionOf(all []componentLiteral, size int, chosen []componentLiteral, in
 	return "", false
 }
 
-// objectTemplateText returns the template of an object. In the template, each group of lines is inside a condition that is true if the
-// chosen components need these lines.
+// objectTemplateText returns an object's template, with each group of lines inside a condition for the components that need it.
 func objectTemplateText(merged []mergedLine, all []componentLiteral, choices int) (string, error) {
 	everything := firstChoices(choices)
 	var scope choiceSet

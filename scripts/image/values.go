@@ -44,7 +44,6 @@ func headComment(file string) (string, error) {
 	return strings.Join(words, " "), err
 }
 
-// The function values() returns the text of values.yaml.
 func values(image string, components []string, comments map[string]string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\nimage: %q\n\n# Components, as in docs/CLUSTER.md.\n", imageComment, image)
@@ -57,7 +56,7 @@ func values(image string, components []string, comments map[string]string) strin
 	return b.String()
 }
 
-// valuesSchema returns the text of values.schema.json. The chart's value `config` has the schema of podlace-node's configuration.
+// valuesSchema returns values.schema.json, in which `config` has the schema of podlace-node's configuration.
 func valuesSchema(conf string, components []string, comments map[string]string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(conf, "..", "schema", "podlace-node.schema.json"))
 	if err != nil {

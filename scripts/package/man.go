@@ -21,8 +21,7 @@ func main() {
 	}
 }
 
-// The function run() writes the man pages. The first command-line argument is the folder of the man pages. The second command-line
-// argument is the time of the man pages in seconds since 1970.
+// run writes the man pages into the folder of the first argument, with the time of the second, in seconds since 1970.
 func run(args []string) error {
 	if len(args) != 2 {
 		return fmt.Errorf("want the folder for the man pages and the time of their date, got %q", args)

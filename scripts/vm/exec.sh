@@ -32,8 +32,8 @@ chmod +x "$shared/run"
 # Hardware virtualization is used if the processor has it. /dev/kvm alone is not enough: it also exists where ordinary guests cannot run.
 accelerator=(-accel "tcg,thread=${VM_THREADS:-multi},tb-size=512" -cpu max)
 if grep -qwE 'vmx|svm' /proc/cpuinfo && [ -w /dev/kvm ]; then accelerator=(-accel kvm -cpu host); fi
-# A guest on a busy machine measures its clock frequency wrongly and takes a late timer interrupt for a broken timer. exec.sh therefore
-# passes the frequency to the guest, and disables the timer check.
+# On a busy machine, a guest measures its clock frequency wrongly and takes a late timer interrupt for a broken timer. It therefore gets the
+# frequency, and no timer check.
 khz=$(awk '/MHz/ {printf "%d", $4 * 1000; exit}' /proc/cpuinfo)
 q=$VM/qemu/usr
 export QEMU_MODULE_DIR=$q/lib/x86_64-linux-gnu/qemu LD_LIBRARY_PATH=$q/lib/x86_64-linux-gnu:$VM/qemu/lib/x86_64-linux-gnu

@@ -12,8 +12,9 @@ mkdir -p build/kernels
 CGO_ENABLED=0 go test -buildvcs=false -c -o build/kernels/test ./integration/kernels
 CGO_ENABLED=0 go build -buildvcs=false -o build/kernels/demo ./integration/demo
 
-# On a node, plugins run as root outside of user namespaces, and the kernel loads modules for them. Emulated, a module takes seconds, and a
-# transaction that needs several exceeds the plugins' timeout, so these are loaded in advance. Kubernetes' documentation asks for br_netfilter.
+# On a node, plugins run as root outside of user namespaces, and the kernel loads modules for them. Under emulation, each takes seconds, and
+# a transaction that needs several exceeds the plugins' timeout, so they are loaded in advance. Kubernetes' documentation asks for
+# br_netfilter.
 modules='br_netfilter nf_conntrack_netlink nft_chain_nat nft_compat nft_ct nft_fib_inet nft_masq nft_meta_bridge nft_nat'
 table='kernel|release|result|tests passed|failed|lacks|seconds'
 failed=0

@@ -43,8 +43,8 @@ END
   apt-get update -qq
 }
 
-# newest PACKAGE: what the archive has in place of a pinned package. For a kernel, these are the packages of the suite's newest kernel. From
-# 7.2 on, Debian's package of a kernel has no files, and depends on the packages that have them.
+# newest PACKAGE: what the archive has in place of a pinned package; for a kernel, those of the suite's newest one. From 7.2 on, Debian's
+# package of a kernel has no files, and depends on the packages that have them.
 newest() {
   local image
   case $1 in
@@ -58,7 +58,7 @@ newest() {
 }
 
 # unpack SUITE...: downloads the packages of standard input (name, version, SHA-256) and unpacks them into apt/unpacked. Debian's archive
-# keeps only the newest version of a package, so a pinned version can disappear. unpack then takes the newest version and says so.
+# keeps only the newest version, so if a pinned one is gone, unpack takes the newest and says so.
 unpack() {
   local pins name version sum file wanted=()
   pins=$(cat)

@@ -6,11 +6,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export VM PODLACE_BIN=$PWD/bin PODLACE_TOOLS=$PWD/build/test KERNELTEST=full
-# The machine loads these modules in advance. Some modules would otherwise add sysctls in the middle of a test. Other modules would be loaded by
-# programs, and a user namespace forbids this.
+# Loaded in advance, because some modules would add sysctls in the middle of a test, and others would be loaded by programs, which a user
+# namespace forbids.
 export VM_MODULES="${VM_MODULES-nf_conntrack br_netfilter 8021q tun ip_tables ip6_tables}"
 scripts/vm/setup.sh "$VM"
-# Build these programs on the host, because a build in the machine takes long.
+# Build these on the host, because a build in the machine takes long.
 CGO_ENABLED=0 go build -buildvcs=false -tags podlace_fault -o build/test/fault/ ./plugins/sriov
 if [ -n "${PACKAGES:-}" ]; then
   exec scripts/test.sh -exec "$PWD/scripts/vm/$([ -z "${CARD:-}" ] && echo exec || echo card).sh" -count=1 -timeout 90m "$@"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nothing is a CNI plugin for measurements. ADD of this plugin only prints the prevResult. The additional time of a real plugin is
-// the time of the real plugin minus the time of the plugin `nothing`.
+// Command nothing is a CNI plugin whose ADD only prints the prevResult. A real plugin's time minus that of this one is its own work.
 package main
 
 import (

@@ -17,15 +17,14 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The type agentCluster is a cluster of three nodes. Two nodes share a link; the third node is behind a router.
+// agentCluster is three nodes, two on one link and one behind a router.
 type agentCluster struct {
 	*controlPlane
 	nodes []*agentNode
 	other []int // the numbers of Node objects without a machine
 }
 
-// TestStreamedNodes: three agents with the rights of the shipped manifest manage three nodes. The API server streams the Node objects to
-// the agents.
+// TestStreamedNodes: three agents with the shipped manifest's rights manage three nodes. The API server streams the Nodes to them.
 func TestStreamedNodes(t *testing.T) {
 	c := newCluster(t)
 	c.runEvents()
@@ -46,7 +45,7 @@ func TestStreamedNodes(t *testing.T) {
 	}
 }
 
-// TestNodesInPages: agents manage three nodes. The API server cannot stream lists, so it sends the Node objects in pages.
+// TestNodesInPages: agents manage three nodes of an API server that sends lists in pages because it cannot stream them.
 func TestNodesInPages(t *testing.T) {
 	c := newCluster(t, "--feature-gates=WatchList=false")
 	c.runEvents()
@@ -111,7 +110,7 @@ func (c *agentCluster) attachPods() {
 	}
 }
 
-// joinNodes adds nodes one after another. After each new node, joinNodes waits until all other nodes have routes to the new node.
+// joinNodes adds nodes one after another, and waits each time until all others have routes to the new one.
 func (c *agentCluster) joinNodes(count int) {
 	c.Helper()
 	var heard []*routeArrivals
@@ -131,8 +130,7 @@ func (c *agentCluster) joinNodes(count int) {
 	c.checkRoutes()
 }
 
-// awaitRoutes waits until all given routes exist, and returns the time at which the last route appeared. If the kernel dropped the event of
-// a route, awaitRoutes uses the time at which it reads the route from the kernel.
+// awaitRoutes waits for all routes and returns when the last one appeared, which is when it was read if the kernel dropped its event.
 func (a *routeArrivals) awaitRoutes(t *testing.T, prefixes []netip.Prefix) (last time.Time) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -169,8 +167,7 @@ func (c *agentCluster) checkRoutes() {
 	}
 }
 
-// deleteNode deletes a Node object while one agent is stopped. After its start, the stopped agent must delete the routes to the deleted
-// node.
+// deleteNode deletes a Node while one agent is stopped. Once started, it must delete the routes to this node.
 func (c *agentCluster) deleteNode() {
 	c.Helper()
 	n, id := c.nodes[0], c.other[0]
@@ -199,8 +196,7 @@ func (n *agentNode) lacks(id int) {
 	})
 }
 
-// restartAPI restarts the API server while the agents run. No agent may delete a route because of the restart. After the restart, a node
-// joins the cluster, and all agents must add routes to the new node.
+// restartAPI restarts the API server while the agents run, which must not delete a route. Then all agents add routes to a node that joins.
 func (c *agentCluster) restartAPI() {
 	c.Helper()
 	var heard []*routeArrivals
@@ -222,8 +218,8 @@ func (c *agentCluster) restartAPI() {
 	c.checkRoutes()
 }
 
-// restartWritesNothing restarts an agent while the cluster does not change. The agent must write nothing to the kernel or to files. At the
-// end, restartWritesNothing deletes a node, to prove that monitorWrites detects changes of routes.
+// restartWritesNothing restarts an agent of an unchanged cluster, which must write nothing to the kernel or to files. In the end it deletes
+// a node, to prove that monitorWrites sees changes of routes.
 func (c *agentCluster) restartWritesNothing() {
 	c.Helper()
 	n := c.nodes[1]
@@ -236,8 +232,7 @@ func (c *agentCluster) restartWritesNothing() {
 	}
 }
 
-// agentRequests returns the requests that the agents sent to the API server. The agents must have requested only Node objects. The token of
-// the agents must permit no other access.
+// agentRequests returns the agents' requests to the API server, which must be for Nodes only, as their token permits nothing else.
 func (c *agentCluster) agentRequests() (agents []auditRequest) {
 	c.Helper()
 	for _, r := range c.auditRequests() {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The function quantile() returns a quantile of the list. For example, the quantile 0.5 is the median.
+// quantile returns a quantile; 0.5 is the median.
 func quantile(list []time.Duration, share float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(list))
 	return sorted[min(int(share*float64(len(sorted))), len(sorted)-1)]

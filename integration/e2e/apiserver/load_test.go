@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// The type clusterLoad describes a load on the API server: kubelets report their status, and clients watch all nodes.
+// clusterLoad is a load on the API server: kubelets report their status, and clients watch all nodes.
 type clusterLoad struct {
 	updates, events atomic.Int64
 	failure         atomic.Value
@@ -73,7 +73,7 @@ func (p *controlPlane) startLoad(nodes, watchers int) *clusterLoad {
 	return b
 }
 
-// measureCPU starts to measure the CPU use of a process. The returned function returns the CPU use as a percentage of one core.
+// measureCPU starts to measure a process. The returned function returns its CPU use in percent of one core.
 func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 	t.Helper()
 	began := time.Now()
@@ -88,8 +88,7 @@ func measureCPU(t *testing.T, p *testProcess) (percent func() float64) {
 
 var lagFigure = regexp.MustCompile(`(?m)^podlace_node_route_lag_seconds_(sum|count) (\S+)$`)
 
-// agentLag reads the agent's metric for the delay from a change of the cluster until all routes are updated. The results are the sum of all
-// delays in seconds and the number of delays.
+// agentLag reads the agent's metric for the delay until all routes are updated: the sum in seconds, and the number of delays.
 func (n *agentNode) agentLag() (sum, count float64) {
 	n.Helper()
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {

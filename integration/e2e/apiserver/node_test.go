@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type agentNode is a simulated node: a network namespace with its own state folders, in which an agent runs.
+// agentNode is a network namespace with its own state folders, in which an agent runs.
 type agentNode struct {
 	*controlPlane
 	name  string
@@ -38,8 +38,7 @@ type agentNode struct {
 	agent *testProcess
 }
 
-// createLinks creates the two links of the nodes. The namespace of the tests is the router between the links. The simulated router has no
-// routes to pods.
+// createLinks creates the nodes' two links. The tests' namespace is the router between them and has no routes to pods.
 func createLinks(t *testing.T) {
 	t.Helper()
 	harness.Shell(t, `
@@ -124,8 +123,7 @@ func (n *agentNode) awaitReady() {
 	harness.Await(n, n.name+" to be ready", func() bool { return n.nodeCommand(agentProgram(), "run", "--ready").Run() == nil })
 }
 
-// routeGateways returns the gateways of the agent's routes in the kernel. A route of type unreachable has no gateway, so its value in the
-// map is the zero value.
+// routeGateways returns the gateways of the agent's routes in the kernel. An unreachable route has the zero value.
 func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	n.Helper()
 	list = map[netip.Prefix]netip.Addr{}
@@ -152,7 +150,7 @@ func (n *agentNode) routeGateways() (list map[netip.Prefix]netip.Addr) {
 	return list
 }
 
-// monitorWrites records changes in the kernel and in the node's files. monitorWrites returns a function that returns the recorded changes.
+// monitorWrites records changes in the kernel and in the node's files, which the returned function returns.
 func (n *agentNode) monitorWrites() (changes func() []string) {
 	n.Helper()
 	kerneltest.Must(n, n.ns.Do(func() error {
@@ -166,7 +164,7 @@ func (n *agentNode) monitorWrites() (changes func() []string) {
 	return changes
 }
 
-// The type routeArrivals contains the times at which the kernel reported new routes on a node.
+// routeArrivals are the times at which the kernel reported new routes.
 type routeArrivals struct {
 	mu   sync.Mutex
 	at   map[netip.Prefix]time.Time // the first event
@@ -207,7 +205,7 @@ func (n *agentNode) recordArrivals() *routeArrivals {
 	return a
 }
 
-// lastArrival returns the time at which the last of the given routes appeared. The second result is false if a route is missing.
+// lastArrival returns when the last of the routes appeared. The second result is false if one is missing.
 func (a *routeArrivals) lastArrival(prefixes []netip.Prefix) (last time.Time, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -249,7 +247,6 @@ func (a *routeArrivals) readRoutes() {
 	}
 }
 
-// The type nodeExec runs CNI plugins in the namespace of a node.
 type nodeExec struct {
 	*invoke.DefaultExec
 	node *agentNode
@@ -279,7 +276,7 @@ func (n *agentNode) openNetwork() *harness.Network {
 	return network
 }
 
-// attachPod attaches a pod to the node, and detaches the pod at the end of the test. A server in the pod returns the pod's name on port 80.
+// attachPod attaches a pod to the node until the end of the test. Its port 80 returns its name.
 func (n *agentNode) attachPod() *sandbox.Pod {
 	n.Helper()
 	pod, network := harness.NewPod(n, n.ns.Name+"-pod"), n.openNetwork()

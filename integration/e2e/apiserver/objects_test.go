@@ -51,7 +51,7 @@ func nodeObject(id int, link string) *corev1.Node {
 	return o
 }
 
-// fullObject returns a Node object as large as in real clusters: 14 labels, conditions, and 50 images with two names each.
+// fullObject returns a Node as large as in real clusters: 14 labels, conditions, and 50 images with two names each.
 func fullObject(id int) *corev1.Node {
 	o := nodeObject(id, "lan")
 	o.Labels = map[string]string{"kubernetes.io/hostname": o.Name}
@@ -92,7 +92,7 @@ func (p *controlPlane) setPodCIDRs(id int) error {
 		Body(harness.Encode(map[string]any{"spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})).Do(context.Background()).Error()
 }
 
-// joinNode creates a node and then sets its podCIDRs. joinNode returns the time just before the node got the podCIDRs.
+// joinNode creates a node, sets its podCIDRs, and returns the time just before.
 func (p *controlPlane) joinNode(o *corev1.Node, id int) (before time.Time, err error) {
 	if err := p.create(o); err != nil {
 		return before, err

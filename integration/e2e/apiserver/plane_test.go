@@ -39,7 +39,7 @@ const apiAddress = "172.31.255.254"
 // agentAccount is the ServiceAccount of the shipped manifest.
 const agentAccount = "system:serviceaccount:podlace:podlace-node"
 
-// The type controlPlane is an API server with its etcd. The two programs run in the network namespace of the tests.
+// controlPlane is an API server with its etcd, in the tests' network namespace.
 type controlPlane struct {
 	*testing.T
 	dir   string
@@ -145,7 +145,7 @@ func (p *controlPlane) clientFor(token string) *rest.RESTClient {
 	return c
 }
 
-// applyRights creates the ServiceAccount, roles and role bindings of the shipped manifest, and requests a token for the ServiceAccount.
+// applyRights creates the shipped manifest's ServiceAccount, roles and role bindings, and requests a token.
 func (p *controlPlane) applyRights() {
 	p.Helper()
 	text, err := os.ReadFile("../../../conf/cluster/base/rights.yaml")
@@ -184,7 +184,6 @@ func (p *controlPlane) post(path string, object any) ([]byte, error) {
 	return answer, err
 }
 
-// The type auditRequest contains the fields of one request in the API server's audit log.
 type auditRequest struct {
 	Verb       string
 	RequestURI string

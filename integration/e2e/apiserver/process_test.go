@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// The type testProcess is a running program. The program ends when the test ends, or earlier.
+// testProcess is a program that ends with the test or earlier.
 type testProcess struct {
 	name  string
 	cmd   *exec.Cmd
@@ -54,7 +54,7 @@ func startProcess(t *testing.T, log string, cmd *exec.Cmd) *testProcess {
 	return p
 }
 
-// signalWait sends a signal to the process and waits until the process has ended. signalWait is a no-op if the process has already ended.
+// signalWait sends a signal to the process and waits for its end. It is a no-op if the process has ended.
 func (p *testProcess) signalWait(s os.Signal) {
 	_ = p.cmd.Process.Signal(s)
 	<-p.ended

@@ -31,7 +31,6 @@ const (
 	within   = time.Minute
 )
 
-// The type scaleRow contains the measured values for one cluster size.
 type scaleRow struct {
 	nodes          int
 	lists          string
@@ -44,8 +43,8 @@ type scaleRow struct {
 	load           string
 }
 
-// TestScale measures one agent among thousands of nodes and prints the times. TestScale fails if routes are missing, or if a restarted
-// agent changes routes or files. TestScale also fails if the agent needs more memory than the DaemonSet permits.
+// TestScale measures one agent among thousands of nodes and prints the times. It fails if routes are missing, if a restarted agent changes
+// routes or files, or if it needs more memory than the DaemonSet permits.
 func TestScale(t *testing.T) {
 	if *sizes == "" {
 		t.Skip("SKIPPED: no number of nodes is given; make scale measures 1,000 and 5,000")
@@ -156,8 +155,7 @@ func (n *agentNode) checkAllRoutes(nodes int) {
 	}
 }
 
-// joinMany adds nodes evenly within a minute. For each added node, joinMany returns how long the agent needed to create the routes to the
-// node.
+// joinMany adds nodes evenly within a minute, and returns how long the agent needed for the routes to each.
 func (n *agentNode) joinMany(nodes int) []time.Duration {
 	n.Helper()
 	heard := n.recordArrivals()
@@ -194,13 +192,11 @@ func (n *agentNode) joinMany(nodes int) []time.Duration {
 	return lags
 }
 
-// listPatience is the time for which an agent waits for the list of nodes. After listPatience, the status of the agent reports that the
-// agent has received no nodes.
+// listPatience is how long an agent waits for the list of nodes before its status reports that it has none.
 const listPatience = 5 * time.Second
 
-// restartAgent restarts the agent while nothing changes, and returns the number of writes to the kernel and to files. The agent is
-// restarted up to three times, because link events of the kernel can look like writes of the agent. A real write of the agent occurs at
-// every restart.
+// restartAgent restarts the agent while nothing changes, and returns how often the kernel and files were written. It tries up to three
+// times, because link events of the kernel can look like writes, while real writes occur at every restart.
 func (n *agentNode) restartAgent() int {
 	n.Helper()
 	var got []string

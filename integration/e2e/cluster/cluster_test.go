@@ -22,7 +22,7 @@ import (
 // clusterLimit is the time limit of a connection in a cluster. Successful connections need much less than this limit.
 const clusterLimit = 30 * time.Second
 
-// The type clusterNode is a simulated node: a network namespace with its own state folders, podCIDRs and routes.
+// clusterNode is a network namespace with its own state folders, podCIDRs and routes.
 type clusterNode struct {
 	*harness.Network
 	ns        *sandbox.Pod
@@ -30,12 +30,10 @@ type clusterNode struct {
 	podCIDRs  []string
 }
 
-// outsideAddrs contains the addresses of a machine on the nodes' link. The namespace of the tests simulates this outside machine. The
-// machine is the router of the nodes, and has no routes to pods.
+// outsideAddrs are the addresses of a machine on the nodes' link, the tests' namespace. It is their router and has no routes to pods.
 var outsideAddrs = [2]string{"192.0.2.254", "2001:db8:92::254"}
 
-// newCluster creates nodes with podCIDRs on one link, and opens a shipped configuration on each node. The routes between the nodes are the
-// same as in conf/README.md.
+// newCluster creates nodes with podCIDRs on one link and a shipped configuration, with the routes of conf/README.md.
 func newCluster(t *testing.T, file string, podCIDRs ...[]string) (nodes []*clusterNode) {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -77,8 +75,8 @@ func newClusterNode(t *testing.T, i int, podCIDRs []string) *clusterNode {
 	return n
 }
 
-// openConflist opens a shipped configuration for the node, with the node's podCIDR as its subnet. Scripts take the place of the plugins.
-// Each script runs the real plugin in the node's namespace and with the node's state folders.
+// openConflist opens a shipped configuration with the node's podCIDR as its subnet. Scripts in place of the plugins run the real ones in
+// the node's namespace with its state folders.
 func (n *clusterNode) openConflist(t *testing.T, file string) {
 	t.Helper()
 	state := t.TempDir()
@@ -113,8 +111,7 @@ func (n *clusterNode) openConflist(t *testing.T, file string) {
 	n.CNI = libcni.NewCNIConfigWithCacheDir([]string{filepath.Join(state, "bin")}, t.TempDir(), n.Exec())
 }
 
-// attachPod attaches a pod to the node, and detaches the pod at the end of the test. A server on port 80 of the pod answers each client
-// with the client's address.
+// attachPod attaches a pod to the node until the end of the test. Its port 80 answers each client with the client's address.
 func (n *clusterNode) attachPod(t *testing.T, name string, caps map[string]any) *sandbox.Pod {
 	t.Helper()
 	pod := harness.NewPod(t, harness.Plain(t)+"-"+name)
@@ -125,8 +122,8 @@ func (n *clusterNode) attachPod(t *testing.T, name string, caps map[string]any) 
 	return serveClientAddress(t, pod)
 }
 
-// serveClientAddress starts a server on port 80 of a pod. The server answers each client with the client's address. If the pod is nil, the
-// server runs in the namespace of the tests.
+// serveClientAddress starts a server on port 80 of a pod, or of the tests' namespace if it is nil, that answers each client with the
+// client's address.
 func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	t.Helper()
 	server, err := harness.ServeClientAddress(on, 80)
@@ -137,9 +134,8 @@ func serveClientAddress(t *testing.T, on *sandbox.Pod) *sandbox.Pod {
 	return on
 }
 
-// TestKubernetesConflistKeepsPodAddresses runs the shipped configuration for Kubernetes on two nodes, and checks who sees which address,
-// as in conf/README.md. Pods of the other node must see the sender's own address, because Kubernetes' network model and its NoSNAT test
-// require this.
+// TestKubernetesConflistKeepsPodAddresses checks who sees which address, as in conf/README.md, on two nodes with the shipped configuration
+// for Kubernetes. The other node's pods must see the sender's own address, as Kubernetes' network model and its NoSNAT test require.
 func TestKubernetesConflistKeepsPodAddresses(t *testing.T) {
 	keepPodAddresses(t, newCluster(t, "10-podlace-kubernetes.conflist", []string{"10.244.1.0/24", "fd00:10:244:1::/64"},
 		[]string{"10.244.2.0/24", "fd00:10:244:2::/64"}))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster attaches pods to two simulated nodes with the shipped configurations, and tests connections between these pods.
+// Package cluster attaches pods to two simulated nodes with the shipped configurations, and tests connections between them.
 package cluster
 
 import (

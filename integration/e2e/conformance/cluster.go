@@ -14,17 +14,16 @@ import (
 	"strings"
 )
 
-// dnsAddresses are the addresses of the DNS server on the control plane. scripts/cluster.sh passes these addresses to the kubelets.
+// dnsAddresses are those of the DNS server on the control plane, which scripts/cluster.sh passes to the kubelets.
 const dnsAddresses = "192.0.2.10:53,[2001:db8::10]:53"
 
-// The type testCluster contains the programs and images for the e2e tests, and for the cluster that scripts/cluster.sh starts.
+// testCluster is what the e2e tests and the cluster of scripts/cluster.sh need: programs and images.
 type testCluster struct {
 	programs, kubernetes, containerd, reference, images string // folders
 	image, archive                                      string // the name of Podlace's image, and the file that contains the image
 }
 
-// prepareCluster builds the programs and images that are missing in the cache. prepareCluster returns an error before any build if the
-// machine cannot run a cluster.
+// prepareCluster builds what programs and images the cache lacks. If the machine cannot run a cluster, it fails before any build.
 func prepareCluster(ctx context.Context, cache string) (c testCluster, err error) {
 	if _, err := lastLine(ctx, nil, "scripts/cluster.sh", "check"); err != nil {
 		return c, err
@@ -83,8 +82,7 @@ func lastLine(ctx context.Context, environment []string, command ...string) (str
 	return lines[len(lines)-1], nil
 }
 
-// startCluster starts a cluster with the plugins "podlace" or "reference", and returns the e2e test suite for this cluster. The second
-// result is a function that ends the cluster.
+// startCluster starts a cluster with the plugins "podlace" or "reference", and returns its test suite and a function that ends it.
 func (c testCluster) startCluster(ctx context.Context, folder, mode, plugins string, nodes int) (testSuite, func(), error) {
 	at := filepath.Join(folder, "cluster")
 	if err := c.linkImages(filepath.Join(at, "images")); err != nil {
@@ -129,7 +127,7 @@ type runningCluster struct {
 	environment []string
 }
 
-// runScript runs a subcommand of scripts/cluster.sh for the cluster, such as "up". If the subcommand fails, the error contains its output.
+// runScript runs a subcommand of scripts/cluster.sh, such as "up". An error contains its output.
 func (r runningCluster) runScript(ctx context.Context, input []byte, verb string, args ...string) error {
 	args = append([]string{verb, r.folder}, args...)
 	command := exec.CommandContext(ctx, "scripts/cluster.sh", args...) //nolint:gosec // a script of this tree
@@ -140,7 +138,7 @@ func (r runningCluster) runScript(ctx context.Context, input []byte, verb string
 	return nil
 }
 
-// startDNS starts the cluster's DNS server on the control plane. startDNS returns a function that stops the DNS server.
+// startDNS starts the DNS server on the control plane. The returned function stops it.
 func (r runningCluster) startDNS(ctx context.Context) (stop func(), err error) {
 	log, err := os.Create(filepath.Join(r.folder, "dns.log"))
 	if err != nil {
@@ -196,8 +194,7 @@ func (r runningCluster) setUpNetwork(ctx context.Context, plugins string, nodes 
 	return nil
 }
 
-// applyManifest applies Podlace's manifest. The manifest contains the component vxlan: a VXLAN tunnel connects the node behind the router
-// to the other nodes.
+// applyManifest applies Podlace's manifest with the component vxlan, whose tunnel connects the node behind the router to the others.
 func (r runningCluster) applyManifest(ctx context.Context) error {
 	manifest := filepath.Join(r.folder, "podlace.yaml")
 	conf, err := filepath.Abs("conf/cluster")
@@ -216,7 +213,7 @@ func (r runningCluster) applyManifest(ctx context.Context) error {
 	return nil
 }
 
-// referenceConflist returns a conflist with the reference plugins for one node. podCIDRs is the JSON list of the node's podCIDRs.
+// referenceConflist returns a conflist of the reference plugins for a node with these podCIDRs, a JSON list.
 func referenceConflist(podCIDRs string) ([]byte, error) {
 	var cidrs []string
 	if err := json.Unmarshal([]byte(podCIDRs), &cidrs); err != nil {

@@ -13,8 +13,8 @@ import (
 // proxyModes contains the kube-proxy modes that may occur in the list of required e2e tests.
 var proxyModes = []string{"iptables", "nftables"} //nolint:gochecknoglobals // a constant
 
-// readList reads the list of Kubernetes e2e tests (specs), and returns the specs that must pass in the given mode of kube-proxy. Each line
-// contains the modes separated by commas, a tab, and the name of the spec.
+// readList returns the Kubernetes e2e tests (specs) that must pass in a mode of kube-proxy. A line has the modes separated by commas, a
+// tab, and the spec's name.
 func readList(from io.Reader, mode string) (names []string, err error) {
 	lines := bufio.NewScanner(from)
 	seen := map[string]bool{}
@@ -50,7 +50,7 @@ func readList(from io.Reader, mode string) (names []string, err error) {
 	return names, nil
 }
 
-// failuresOf returns one line for each spec of the list that did not pass. Each line contains the name of the spec and the reason.
+// failuresOf returns a line with name and reason for each spec of the list that did not pass.
 func failuresOf(list []string, got suiteReport) (lines []string) {
 	for _, name := range list {
 		one, known := got.Results[name]

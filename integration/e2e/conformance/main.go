@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command conformance runs Kubernetes' network e2e tests in a cluster with Podlace. The command compares the results with the list of e2e
-// tests that must pass. `make e2e` runs this command.
+// Command conformance runs Kubernetes' network e2e tests in a cluster with Podlace, and compares the results with the list of those that
+// must pass (`make e2e`).
 package main
 
 import (

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// printOutcome prints the result of each e2e test that ran. An asterisk means that the test is in the list of required tests.
+// printOutcome prints the result of each test that ran. An asterisk marks the required ones.
 func printOutcome(to io.Writer, title string, list []string, got suiteReport, took time.Duration) {
 	count := map[specState]int{}
 	var ran []specResult

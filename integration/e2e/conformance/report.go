@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The type specState is the result of one Kubernetes e2e test (spec).
+// specState is the result of one Kubernetes e2e test (spec).
 type specState string
 
 const (
@@ -20,7 +20,6 @@ const (
 	notRun  specState = "not run" // by the filters of the run, or because the run ended before
 )
 
-// The type specResult contains the result of one Kubernetes e2e test (spec), with its name, reason and duration.
 type specResult struct {
 	Name   string
 	State  specState
@@ -28,13 +27,13 @@ type specResult struct {
 	Took   time.Duration
 }
 
-// The type suiteReport contains the results of all e2e tests (specs) by name. The field Trouble contains failures that belong to no spec.
+// suiteReport has the results of all e2e tests (specs) by name. Trouble are failures of no spec.
 type suiteReport struct {
 	Results map[string]specResult
 	Trouble []string
 }
 
-// The type ginkgoSuite contains the fields of Ginkgo's JSON report that this program reads.
+// ginkgoSuite is what this program reads of Ginkgo's JSON report.
 type ginkgoSuite struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []ginkgoSpec
@@ -98,8 +97,8 @@ func (r *suiteReport) add(spec ginkgoSpec) {
 	}
 }
 
-// addResult adds the result of an e2e test to the report. If the report already contains a result of this test, a failure takes precedence
-// over all other results. Every other result takes precedence over "not run".
+// addResult adds a test's result to the report. If there are two, a failure takes precedence over all others, and every other one over "not
+// run".
 func (r *suiteReport) addResult(one specResult) {
 	rank := map[specState]int{notRun: 1, skipped: 2, passed: 3, failed: 4}
 	if rank[one.State] > rank[r.Results[one.Name].State] {

@@ -13,8 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The following names of e2e tests occur in the folder testdata. The folder contains parts of JSON reports that Ginkgo wrote for e2e.test
-// 1.37.0.
+// Names of tests in testdata, which has parts of JSON reports that Ginkgo wrote for e2e.test 1.37.0.
 const (
 	hostPort  = "[sig-network] HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol [LinuxOnly] [Conformance]"
 	intraPod  = "[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: http [Conformance] [NodeConformance]"
@@ -24,7 +23,6 @@ const (
 	closeWait = "[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]"
 )
 
-// readMerged returns the merged results of the tests that ran in parallel and of the tests that ran one after another.
 func readMerged(t *testing.T) suiteReport {
 	t.Helper()
 	all, err := readReport(filepath.Join("testdata", "parallel.json"))
@@ -63,8 +61,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestMerge merges two results of the same e2e test in both orders. A failure takes precedence over a success, and a result of a test that
-// ran takes precedence over "not run".
+// TestMerge merges two results of a test in both orders. A failure takes precedence over a success, and a test that ran over "not run".
 func TestMerge(t *testing.T) {
 	for _, test := range []struct{ one, other, want specState }{
 		{notRun, passed, passed},
@@ -178,8 +175,7 @@ func TestReferenceConflist(t *testing.T) {
 	}
 }
 
-// TestSpecs: the committed list of required e2e tests is valid for both modes of kube-proxy. For each mode, the list contains no test that
-// the label filter of this mode excludes.
+// TestSpecs: the list of required tests is valid for both modes of kube-proxy, and has none that the mode's label filter excludes.
 func TestSpecs(t *testing.T) {
 	for _, mode := range proxyModes {
 		names, err := readList(strings.NewReader(specs), mode)

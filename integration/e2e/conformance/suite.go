@@ -14,15 +14,13 @@ import (
 )
 
 const (
-	// fixedPorts matches the names of e2e tests whose pods use fixed ports of the nodes. These tests run one after another, because two
-	// tests with the same port would block each other.
+	// fixedPorts matches tests whose pods use fixed ports of the nodes, and which run one after another because they would block each other.
 	fixedPorts = `using hostNetwork|hostNetwork: true|HostPort|CLOSE_WAIT`
 	// runLimit is the time limit for one run of the e2e tests.
 	runLimit = 90 * time.Minute
 )
 
-// labelFilter returns the filter that selects the network tests by their labels. The filter excludes tests that need a cloud or a special
-// cluster, and tests that run for hours.
+// labelFilter selects the network tests, without those that need a cloud or a special cluster or run for hours.
 func labelFilter(mode string) string {
 	features := "IPv6DualStack"
 	if mode == "iptables" { // with nftables, kube-proxy has no NodePorts on 127.0.0.1
@@ -31,8 +29,7 @@ func labelFilter(mode string) string {
 	return "sig-network && !Slow && !Disruptive && Feature: isSubsetOf {" + features + "}"
 }
 
-// The type testSuite contains the path of Kubernetes' test program e2e.test, the programs that e2e.test needs, and the access to the tested
-// cluster.
+// testSuite is Kubernetes' test program e2e.test with the programs that it needs and its access to the cluster.
 type testSuite struct {
 	programs, kubectl string // the folder of ginkgo and e2e.test, and a program
 	kubeconfig        string
@@ -42,8 +39,8 @@ type testSuite struct {
 	filter, focus     string
 }
 
-// runSpecs runs most e2e tests in parallel, and the tests with fixed ports one after another. runSpecs returns the results of all tests. If
-// the field focus is set, runSpecs runs only the matching tests, one after another.
+// runSpecs runs most tests in parallel, and those with fixed ports one after another, and returns all results. With focus, it runs only the
+// matching ones, one after another.
 func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, error) {
 	if s.focus != "" {
 		return s.runPart(ctx, folder, 1, "--focus="+s.focus)
@@ -60,8 +57,7 @@ func (s testSuite) runSpecs(ctx context.Context, folder string) (suiteReport, er
 	return all, nil
 }
 
-// runPart runs the e2e tests that the argument `selection` selects. If a test fails, the report contains the failure, and runPart returns
-// no error.
+// runPart runs the selected tests. A failed one is in the report and is no error.
 func (s testSuite) runPart(ctx context.Context, folder string, processes int, selection string) (suiteReport, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return suiteReport{}, fmt.Errorf("folder of the report: %w", err)

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestCollect: a pod has lost its network namespace. `podlace gc` keeps the state of the pod while containerd runs the pod's sandbox. Once
-// the sandbox is dead, `podlace gc` removes the state. Other pods keep their state, and the later DEL of containerd succeeds.
+// TestCollect: `podlace gc` keeps the state of a pod without its network namespace as long as containerd runs its sandbox, and then removes
+// it. Other pods keep theirs, and containerd's later DEL succeeds.
 func TestCollect(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18086

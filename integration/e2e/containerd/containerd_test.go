@@ -19,8 +19,7 @@ const socket = "/run/containerd/containerd.sock"
 // TestPods runs the common tests of all runtimes with containerd.
 func TestPods(t *testing.T) { cri.Suite(t, socket, cri.HostPorts{Localhost: true, Itself: true}) }
 
-// TestRestart: containerd restarts while a pod runs. After the restart, containerd must be able to stop the pod with only the state on
-// disk.
+// TestRestart: containerd restarts while a pod runs, and can stop it with only the state on disk.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18085
@@ -60,8 +59,7 @@ func containerdPID(t *testing.T) int {
 	return pid
 }
 
-// TestFailedRun: after a failed ADD, no state of the pod remains. The error that the kubelet would write into its events contains the name
-// of the pod.
+// TestFailedRun: a failed ADD leaves no state of the pod. Its error, which the kubelet would write into the events, has the pod's name.
 func TestFailedRun(t *testing.T) {
 	c := cri.Open(t, socket)
 	_, err := c.Run(t.Context(), cri.PodConfig("wrong", cri.HostPort(70000), cri.Limits("100M", "100M")))

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containerd_test runs pods through a real containerd with the plugins of this repository. Package node creates the simulated node
-// in which these tests run.
+// Package containerd_test runs pods through a real containerd with this repository's plugins, in a node of package node.
 package containerd_test
 
 import (

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestDeathWhileAway: while CRI-O is stopped, the processes of a pod end and the namespaces of the pod disappear. When CRI-O starts, it
-// calls DEL for the pod, and no state of the pod remains. The other pods of the node keep their state.
+// TestDeathWhileAway: a pod's processes and namespaces end while CRI-O is stopped. When it starts, it calls DEL, which leaves no state of
+// this pod and keeps that of others.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)
 	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))
@@ -33,8 +33,8 @@ func TestDeathWhileAway(t *testing.T) {
 	web.Serves("", web.At(web.V4))
 }
 
-// TestLostStore: CRI-O is killed, and starts again without its stored pods, as if /var/lib/containers had been removed. CRI-O then calls
-// GC, which removes all state of the lost pods, although their network namespaces still exist.
+// TestLostStore: CRI-O is killed, and starts without its stored pods, as if /var/lib/containers had been removed. Its GC removes all their
+// state, although their network namespaces still exist.
 func TestLostStore(t *testing.T) {
 	c := cri.Open(t, socket)
 	const store, saved = "/var/lib/containers/storage", "/run/node/store"

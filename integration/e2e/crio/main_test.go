@@ -37,6 +37,6 @@ func needs() error {
 	return nil
 }
 
-// TestPods runs the common tests of all runtimes with CRI-O. CRI-O maps hostPorts itself, but not for 127.0.0.1. A pod cannot connect to
-// its own hostPort, because CRI-O's rule for this case never matches ("ct status & dnat|snat == dnat").
+// TestPods runs the common tests with CRI-O, which maps hostPorts itself, but not for 127.0.0.1. A pod cannot connect to its own hostPort,
+// because CRI-O's rule for this never matches ("ct status & dnat|snat == dnat").
 func TestPods(t *testing.T) { cri.Suite(t, socket, cri.HostPorts{}) }

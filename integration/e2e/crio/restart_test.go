@@ -23,8 +23,7 @@ const (
 	startTime = 30 * time.Second
 )
 
-// restartCRIO ends CRI-O with a signal and starts CRI-O again. While CRI-O is stopped, restartCRIO calls the function whileDown, unless
-// whileDown is nil.
+// restartCRIO ends CRI-O with a signal, calls whileDown unless it is nil, and starts CRI-O again.
 func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown func()) {
 	t.Helper()
 	pid := func() (n int) {
@@ -60,7 +59,7 @@ func restartCRIO(t *testing.T, c cri.Client, signal syscall.Signal, whileDown fu
 	})
 }
 
-// checkWithin repeats a check until the check succeeds. If the check does not succeed before the time limit, the test fails.
+// checkWithin repeats a check until it succeeds. The time limit fails the test.
 func checkWithin(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	if err := cri.Eventually(t.Context(), limit, check); err != nil {
@@ -68,8 +67,7 @@ func checkWithin(t *testing.T, limit time.Duration, what string, check func() er
 	}
 }
 
-// TestRestart: pods lose no packet while CRI-O stops and starts. Afterwards the status of each pod still shows the pod's addresses. At its
-// start, CRI-O calls CHECK, and keeps the addresses in the status only if CHECK succeeds.
+// TestRestart: pods lose no packet while CRI-O restarts, and keep their addresses in the status, which requires that its CHECK succeeds.
 func TestRestart(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18090
@@ -119,8 +117,8 @@ func pingWithoutLoss(ctx context.Context, t *testing.T, flow meter.Flow) error {
 	return nil
 }
 
-// TestCheckAtStart: when CRI-O starts, it calls CHECK for each running pod. If a pod has lost its addresses, CHECK fails, and the status of
-// the pod shows no addresses. The status of every other pod still shows the pod's addresses.
+// TestCheckAtStart: CRI-O calls CHECK for each running pod at its start. A pod that has lost its addresses fails it and shows none in its
+// status, while every other pod still does.
 func TestCheckAtStart(t *testing.T) {
 	c := cri.Open(t, socket)
 	broken, whole := cri.RunPod(t, c, "broken"), cri.RunPod(t, c, "whole")
@@ -136,9 +134,8 @@ func TestCheckAtStart(t *testing.T) {
 	}
 }
 
-// TestFlush: a flush of the firewall removes the masquerade rules of Podlace and the hostPort rules of CRI-O. CRI-O calls STATUS every five
-// seconds, and this call restores the rules of Podlace. CRI-O does not restore the hostPorts of existing pods, even when CRI-O restarts.
-// The hostPort of a pod that starts after the flush works.
+// TestFlush: a flush removes Podlace's masquerade rules and CRI-O's hostPort rules. CRI-O's STATUS every five seconds restores the former.
+// It does not restore hostPorts of existing pods, even at a restart; those of later pods work.
 func TestFlush(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port = 18091

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/integration/e2e/containerd/cri"
 )
 
-// TestStatus: when STATUS fails, CRI-O reports the network as not ready, with the error of STATUS. After the cause of the error is removed,
-// CRI-O soon reports the network as ready, without a restart.
+// TestStatus: while STATUS fails, CRI-O reports the network as not ready, with the error. Once the cause is gone, it soon reports it as
+// ready without a restart.
 func TestStatus(t *testing.T) {
 	c := cri.Open(t, socket)
 	shipped, err := conf.Conflist(conf.Default)
@@ -86,8 +86,7 @@ func replaceFile(t *testing.T, path, text string) {
 	}
 }
 
-// TestWhoMaps: CRI-O maps hostPorts itself. CRI-O passes no hostPorts to portmap, even if CRI-O's own mapping is disabled. While the
-// hostPort mapping of CRI-O is disabled, hostPorts are unreachable.
+// TestWhoMaps: CRI-O maps hostPorts itself and passes none to portmap, so they are unreachable while its mapping is disabled.
 func TestWhoMaps(t *testing.T) {
 	c := cri.Open(t, socket)
 	const port, file = 18092, "/run/node/crio.conf"

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestAdminAccess: the claim of an administrator's pod lists the addresses of all VFs, both allocated and free. No VF moves into the
-// administrator's pod, and other pods can still start and end.
+// TestAdminAccess: an administrator's claim lists the addresses of all VFs, allocated or free. No VF moves into its pod, and other pods
+// still start and end.
 func TestAdminAccess(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -51,8 +51,7 @@ spec:
 	l.attached("late", l.allocated(l.claimOf("late", "nic"))...)
 }
 
-// TestAdminAll33: a claim requests all devices of a node that has more than 32 devices. The scheduler reports that it cannot allocate the
-// claim. The scheduler can allocate a claim for 32 devices.
+// TestAdminAll33: the scheduler cannot allocate a claim for all devices of a node that has more than 32, but one for 32.
 func TestAdminAll33(t *testing.T) {
 	l := newLab(t, setup{machine: pcitest.Machine{Nodes: 1, PFs: 1, VFs: 33, InPods: true}})
 	for name, mode := range map[string]string{"all": "allocationMode: All", "count": "count: 32"} {
@@ -69,8 +68,7 @@ spec: {devices: {requests: [{name: all, exactly: {deviceClassName: ` + l.class()
 	l.attached("count")
 }
 
-// TestPreScheduled: a pod is bound to the node before its claim is allocated. Until the claim is reserved, the pod waits on the node. No VF
-// moves into the pod until the claim is reserved for the pod.
+// TestPreScheduled: a pod that is bound before its claim is allocated waits on the node, without a VF, until the claim is reserved for it.
 func TestPreScheduled(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -84,7 +82,7 @@ func TestPreScheduled(t *testing.T) {
 	l.attached("web", l.ids[5])
 }
 
-// The method allocate() writes an allocation into a claim for the request named "nic", as the scheduler does.
+// allocate writes an allocation into a claim for the request named "nic", as the scheduler does.
 func (l *lab) allocate(claim, pool, device string) {
 	l.Helper()
 	c := l.getClaim(claim)
@@ -95,8 +93,7 @@ func (l *lab) allocate(claim, pool, device string) {
 	}
 }
 
-// TestWrongNode: Prepare refuses a claim that is allocated on another node, and a claim for a device that does not exist. An event of the
-// pod contains the reason for the refusal.
+// TestWrongNode: Prepare refuses a claim of another node and one for a device that does not exist. An event of the pod has the reason.
 func TestWrongNode(t *testing.T) {
 	l := newLab(t, setup{})
 	for name, result := range map[string][2]string{"pool": {"node9", deviceName(l.ids[0])}, "device": {nodeName, "0000-99-00-1"}} {

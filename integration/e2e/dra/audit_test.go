@@ -12,7 +12,6 @@ import (
 
 const kubeletUser = "system:node:" + nodeName
 
-// The type request contains the fields of one request in the API server's audit log.
 type request struct {
 	Verb       string
 	RequestURI string
@@ -32,7 +31,7 @@ func (r request) isWrite() bool {
 	return false
 }
 
-// The method mark() returns the current size of the audit log. With this size as an argument, requests() reads only later entries.
+// mark returns the size of the audit log, from which requests can read on.
 func (l *lab) mark() int64 {
 	l.Helper()
 	info, err := os.Stat(auditLog(os.Getenv(dirEnv)))
@@ -42,8 +41,7 @@ func (l *lab) mark() int64 {
 	return info.Size()
 }
 
-// The method requests() returns a user's requests from the audit log, beginning at the file position `since`. The argument `resource`
-// selects one resource; the value "" selects all resources.
+// requests returns a user's requests in the audit log from a file position on, for one resource or, if it is "", for all.
 func (l *lab) requests(since int64, user, resource string) (list []request) {
 	l.Helper()
 	file, err := os.Open(auditLog(os.Getenv(dirEnv)))
@@ -70,7 +68,7 @@ func (l *lab) requests(since int64, user, resource string) (list []request) {
 	return list
 }
 
-// The method writes() returns the daemon's write requests for a resource, beginning at the position `since` of the audit log.
+// writes returns the daemon's write requests for a resource, beginning at the position `since` of the audit log.
 func (l *lab) writes(since int64, resource string) (list []request) {
 	l.Helper()
 	for _, r := range l.requests(since, account, resource) {

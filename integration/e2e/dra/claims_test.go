@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestClaim: a claim is reserved for a pod, and this pod has the VF of the claim. When the last pod of the claim ends, the claim is
-// deallocated and the VF returns to the node. After the deallocation, another pod can use the claim.
+// TestClaim: the pod for which a claim is reserved has its VF. When the claim's last pod ends, the claim is deallocated, the VF returns to
+// the node, and another pod can use the claim.
 func TestClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -71,8 +71,8 @@ func TestTemplate(t *testing.T) {
 	})
 }
 
-// TestTwoClaims: a pod with several claims and requests has one interface for each VF. The interfaces are sorted by the name of the claim
-// in the pod, and then by the name of the request. The order of the claims in the pod specification does not matter.
+// TestTwoClaims: a pod has one interface for each VF, sorted by the claim's name in the pod and then by the request's. The order in the pod
+// specification does not matter.
 func TestTwoClaims(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("one", "nic")
@@ -83,8 +83,7 @@ func TestTwoClaims(t *testing.T) {
 	l.attached("web", slices.Concat(a, b, c)...)
 }
 
-// TestContainersShare: two containers reference the same claim. Both containers use the VF of the claim through one interface of the pod.
-// Each container has the VF's address in its environment.
+// TestContainersShare: two containers use a claim's VF through one interface of the pod. Each has its address in the environment.
 func TestContainersShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -112,9 +111,8 @@ spec:
 	}
 }
 
-// TestPodsShare: two pods use one claim. The pod that starts first has the VF. The other pod waits, and an event reports the reason. When
-// the first pod ends, the other pod gets the VF. If a claim was generated from a template for one pod, a second pod that references this
-// claim also waits.
+// TestPodsShare: of two pods with one claim, the first to start has the VF. The other waits, with the reason in an event, until the first
+// ends. A second pod also waits if the claim was generated from a template for the first.
 func TestPodsShare(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Run("at once", func(t *testing.T) {
@@ -148,14 +146,14 @@ func TestPodsShare(t *testing.T) {
 	})
 }
 
-// The method in() returns a copy of the lab for a subtest, with the same node.
+// in returns a copy of the lab for a subtest, with the same node.
 func (l *lab) in(t *testing.T) *lab {
 	part := *l
 	part.T = t
 	return &part
 }
 
-// handOver checks that exactly one of two pods has the VF of the claim. After this pod ends, the other pod must get the VF.
+// handOver checks that exactly one of two pods has the claim's VF, and that the other gets it afterwards.
 func (l *lab) handOver(claim, one, two string) {
 	l.Helper()
 	within(l.T, "a pod of the two runs", func() error {
@@ -181,8 +179,7 @@ func (l *lab) handOver(claim, one, two string) {
 	l.delete(two)
 }
 
-// TestMissingClaim: a pod waits while its claim does not exist. Before the claim exists, the kubelet does not call the daemon for this pod.
-// The pod starts once the claim exists.
+// TestMissingClaim: a pod waits until its claim exists, and the kubelet does not call the daemon before.
 func TestMissingClaim(t *testing.T) {
 	l := newLab(t, setup{})
 	l.pod("web", "nic=vf")
@@ -195,7 +192,7 @@ func TestMissingClaim(t *testing.T) {
 	l.attached("web", l.allocated("vf")...)
 }
 
-// TestNoShare: each VF is allocated to at most one claim. If all VFs are allocated, the next pod waits until a pod ends.
+// TestNoShare: each VF is allocated to at most one claim. If all are, the next pod waits until another ends.
 func TestNoShare(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")

@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// auditPolicy configures the audit log of the API server. The log contains the requests for slices and claims, and all requests of the
-// kubelet and the daemon.
+// auditPolicy logs the requests for slices and claims, and all of the kubelet and the daemon.
 const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseStarted"], "rules": [
 	{"level": "Metadata", "resources": [{"group": "resource.k8s.io"}]},
 	{"level": "Metadata", "users": ["system:node:node1", "` + account + `"]},
@@ -28,7 +27,6 @@ const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitSt
 // daemonImage is the image of the shipped DaemonSet.
 const daemonImage = "registry.example.com/podlace/sriov-device-plugin:latest"
 
-// The type cluster is a Kubernetes cluster that scripts/cluster.sh runs.
 type cluster struct {
 	dir     string
 	cmd     *exec.Cmd
@@ -73,8 +71,7 @@ func startCluster(dir string) (*cluster, error) {
 	return nil, errors.Join(errors.New("the cluster is not ready"), c.cmd.Wait())
 }
 
-// betaAPIs returns the API server flag that enables additional API groups. TestRights needs the version v1beta2 of resource.k8s.io. Some
-// feature gates in the variable GATES need other groups.
+// betaAPIs enables additional API groups: TestRights needs v1beta2 of resource.k8s.io, and some feature gates in GATES need others.
 func betaAPIs() string {
 	flag := " --runtime-config=resource.k8s.io/v1beta2=true"
 	switch {
@@ -86,8 +83,7 @@ func betaAPIs() string {
 	return flag
 }
 
-// kubeletFlags returns the kubelet flags that the tests add to the flags of cluster.sh. The first kubelet flag sets the interval at which
-// the kubelet retries the preparation of a claim.
+// kubeletFlags are added to those of cluster.sh. The first sets how often the kubelet retries to prepare a claim.
 func kubeletFlags() string {
 	flags := "--sync-frequency=10s --pod-manifest-path=" + manifests
 	if os.Getenv("VERSION") == "1.34" {
@@ -98,7 +94,7 @@ func kubeletFlags() string {
 
 func auditLog(dir string) string { return filepath.Join(dir, "plane", "audit.log") }
 
-// The method command() returns an exec.Cmd that runs a subcommand of cluster.sh. The test cluster has one node and no kube-proxy.
+// command returns an exec.Cmd for a subcommand of cluster.sh. The cluster has one node and no kube-proxy.
 func (c *cluster) command(verb string, args ...string) *exec.Cmd {
 	cmd := exec.Command(script(), append([]string{verb, c.dir}, args...)...)
 	cmd.Env = append(os.Environ(), "NODES=node1", "PROXY=none", "FAMILIES=4")
@@ -126,8 +122,7 @@ func (c *cluster) noteGroups() error {
 	return nil
 }
 
-// The method stop() ends the cluster. The method stop() returns an error if cgroups of the cluster remain on the host, or if sysctls of the
-// host have changed.
+// stop ends the cluster. It returns an error if cgroups of it remain on the host, or if the host's sysctls have changed.
 func (c *cluster) stop() error {
 	if c.control != nil {
 		_ = c.control.Close()
@@ -152,7 +147,7 @@ func (c *cluster) stop() error {
 	return nil
 }
 
-// The function sysctls() returns the sysctls that a kubelet sets and that have one value for the whole host, not one for each namespace.
+// sysctls returns the sysctls that a kubelet sets and that have one value for the whole host, not one for each namespace.
 func sysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -161,7 +156,6 @@ func sysctls() (values string) {
 	return values
 }
 
-// The function load() returns the machine's load averages.
 func load() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	return strings.Join(strings.Fields(string(text))[:2], " ")
@@ -169,8 +163,7 @@ func load() string {
 
 func controlSocket(dir string) string { return filepath.Join(dir, "control") }
 
-// The method serve() receives commands from the tests, which run in node1, and executes these commands on the simulated control plane
-// machine.
+// serve executes commands of the tests, which run in node1, on the simulated control plane machine.
 func (c *cluster) serve() (err error) {
 	c.control, err = net.Listen("unix", controlSocket(c.dir))
 	if err != nil {
@@ -188,7 +181,6 @@ func (c *cluster) serve() (err error) {
 	return nil
 }
 
-// The type outcome contains the output of a command and its error.
 type outcome struct{ Output, Error string }
 
 func (c *cluster) answer(conn net.Conn) {

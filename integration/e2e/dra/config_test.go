@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The method opaque() creates a claim that contains a configuration for Podlace's driver.
+// opaque creates a claim that contains a configuration for Podlace's driver.
 func (l *lab) opaque(name, parameters string) {
 	l.Helper()
 	l.create(`
@@ -23,14 +23,13 @@ spec:
     - ` + settings(parameters))
 }
 
-// The function settings() returns a configuration entry for Podlace's driver, for use in a claim or a class.
+// settings returns a configuration entry for Podlace's driver, for use in a claim or a class.
 func settings(parameters string) string {
 	return "{opaque: {driver: sriov.podlace.io, parameters: {apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + parameters + "}}}"
 }
 
-// TestBadConfig (failures 25, 26): the configuration of a claim contains an unknown key, an invalid value, or a key that only a class may
-// set. The daemon refuses to prepare the claim. The pod waits. An event of the pod contains the key, the value, and their position in the
-// configuration. No VF moves into the pod.
+// TestBadConfig (failures 25, 26): the daemon refuses a claim with an unknown key, an invalid value, or a key for classes only. The pod
+// waits without a VF. Its event has the key, the value, and their position in the configuration.
 func TestBadConfig(t *testing.T) {
 	l := newLab(t, setup{config: strings.Replace(fast, `"api": "dra"`, `"api": "dra", "claimMay": ["mtu", "ifName", {"vlan": "100-199"}]`, 1)})
 	for name, c := range map[string]struct {
@@ -54,8 +53,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// TestConfig: the settings of a class apply, and the permitted settings of a claim override them. Podlace ignores the configuration of
-// another driver.
+// TestConfig: a claim's permitted settings override those of its class. Another driver's configuration is ignored.
 func TestConfig(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -82,8 +80,7 @@ spec:
 	}
 }
 
-// TestStatusForbidden (failure 28): pods run even if the daemon has no right to write the status of claims. The daemon writes only one log
-// message about the refused requests.
+// TestStatusForbidden (failure 28): pods run even if the daemon may not write the status of claims, which it logs once.
 func TestStatusForbidden(t *testing.T) {
 	l := newLab(t, setup{})
 	l.withoutRule("resourceclaims/status")

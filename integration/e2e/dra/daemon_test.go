@@ -20,8 +20,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// The type daemon is a process of the program sriov-device-plugin. The sockets of the daemon are outside of t.TempDir, because the paths in
-// t.TempDir are too long for a unix socket.
+// daemon is a process of sriov-device-plugin. Its sockets are not in t.TempDir, whose paths are too long for a unix socket.
 type daemon struct {
 	t                 *testing.T
 	bin, dir, sysfs   string
@@ -49,7 +48,7 @@ func newDaemon(t *testing.T, sysfs, config string) *daemon {
 
 func (d *daemon) configFile() string { return filepath.Join(d.dir, "config.json") }
 
-// The method configure() writes the configuration of the daemon. A running daemon reloads the changed configuration.
+// configure writes the daemon's configuration, which a running daemon reloads.
 func (d *daemon) configure(config string) {
 	d.t.Helper()
 	file := d.configFile()
@@ -61,7 +60,7 @@ func (d *daemon) configure(config string) {
 	}
 }
 
-// The method run() starts the daemon as root with only the capability CAP_NET_ADMIN, like conf/sriov-device-plugin.service.
+// run starts the daemon as root with only the capability CAP_NET_ADMIN, like conf/sriov-device-plugin.service.
 func (d *daemon) run() {
 	d.t.Helper()
 	args := append([]string{"--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all", filepath.Join(d.bin, "sriov-device-plugin"),
@@ -79,7 +78,7 @@ func (d *daemon) run() {
 	}
 }
 
-// The method end() stops the daemon with a signal and waits for its exit. The method end() is a no-op if no daemon runs.
+// end stops the daemon with a signal and waits for its exit. It is a no-op if no daemon runs.
 func (d *daemon) end(signal syscall.Signal) {
 	if d.cmd == nil {
 		return
@@ -93,7 +92,6 @@ func (d *daemon) end(signal syscall.Signal) {
 	d.cmd = nil
 }
 
-// The method restart() stops the daemon with a signal and starts the daemon again.
 func (d *daemon) restart(signal syscall.Signal) {
 	d.t.Helper()
 	d.end(signal)
@@ -101,7 +99,6 @@ func (d *daemon) restart(signal syscall.Signal) {
 	d.ready()
 }
 
-// The method get() returns the daemon's response to an HTTP request.
 func (d *daemon) get(path string) (string, error) {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -119,7 +116,7 @@ func (d *daemon) get(path string) (string, error) {
 	return string(body), err
 }
 
-// The method ready() waits until the kubelet has registered the daemon.
+// ready waits until the kubelet has registered the daemon.
 func (d *daemon) ready() {
 	d.t.Helper()
 	within(d.t, "the daemon is ready", func() error {
@@ -128,8 +125,7 @@ func (d *daemon) ready() {
 	})
 }
 
-// The method metric() returns the value of a metric as text. The argument of metric() is the name of the metric with its labels. For an
-// unknown metric, metric() returns "".
+// metric returns the value of a metric, given by its name with labels, or "" if it is unknown.
 func (d *daemon) metric(name string) string {
 	d.t.Helper()
 	text, err := d.get("/metrics")
@@ -144,7 +140,7 @@ func (d *daemon) metric(name string) string {
 	return ""
 }
 
-// The method says() returns how many lines of the daemon's log contain the given text.
+// says returns how many lines of the daemon's log contain the given text.
 func (d *daemon) says(text string) (n int) {
 	data, _ := os.ReadFile(d.log)
 	for line := range strings.Lines(string(data)) {
@@ -155,7 +151,7 @@ func (d *daemon) says(text string) (n int) {
 	return n
 }
 
-// The function tail() returns the last lines of a log that contain one of the words.
+// tail returns the last lines of a log that contain one of the words.
 func tail(log string, lines int, words ...string) string {
 	data, _ := os.ReadFile(log)
 	var found []string
@@ -170,14 +166,12 @@ func tail(log string, lines int, words ...string) string {
 	return strings.Join(found[max(0, len(found)-lines):], "")
 }
 
-// The method podlace() runs `podlace sriov` and returns its output.
 func (d *daemon) podlace(args ...string) (string, error) {
 	args = append([]string{"sriov"}, append(args, "--config-file", d.configFile())...)
 	out, err := exec.Command(filepath.Join(d.bin, "podlace"), args...).CombinedOutput()
 	return string(out), err
 }
 
-// The method carrier() switches a PF's carrier on or off.
 func (d *daemon) carrier(pf, ifname string, on bool) {
 	d.t.Helper()
 	pcitest.Set(d.t, d.sysfs, pf, "net/"+ifname+"/carrier", map[bool]string{true: "1", false: "0"}[on])

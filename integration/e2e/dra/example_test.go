@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExample: with the configuration, template and pod of the quickstart in docs/DRA.md, the pod has the interface net1. The settings of
-// the claim equal the settings in the document.
+// TestExample: with the configuration, template and pod of docs/DRA.md's quickstart, the pod has net1 and the claim has the settings that
+// the document shows.
 func TestExample(t *testing.T) {
 	data, err := os.ReadFile("../../../docs/DRA.md")
 	if err != nil {

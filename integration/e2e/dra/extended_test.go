@@ -20,14 +20,14 @@ import (
 
 const (
 	byPlugin = `{"resourceList": [{"resourceName": "fast", "resourcePrefix": "example.com", "selectors": {"vendors": ["8086"]}}]}`
-	// In the configuration "half", DRA offers the VFs of one PF, and the device plugin API offers the VFs of the other PF.
+	// "half" offers one PF's VFs by DRA, and the other's by the device plugin API.
 	half = `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}},
 		{"resourceName": "slow", "resourcePrefix": "example.com", "selectors": {"pfNames": ["ens1f0"]}}]}`
 )
 
-// extendedClass creates a DeviceClass whose extendedResourceName is the name of the resource. With this class, the scheduler generates
-// claims for pods that have limits for the resource.
+// extendedClass creates a DeviceClass with this extendedResourceName, so that the scheduler generates claims for pods with limits for the
+// resource.
 func (l *lab) extendedClass() {
 	l.Helper()
 	l.create(`
@@ -38,14 +38,13 @@ spec:
   selectors: ` + ofResource)
 }
 
-// The method limits() creates a pod whose resource limits request n VFs.
+// limits creates a pod whose resource limits request n VFs.
 func (l *lab) limits(name, resource string, n int) {
 	l.Helper()
 	l.create(fmt.Sprintf("{kind: Pod, metadata: {name: %s}, spec: {containers: [{resources: {limits: {%s: %d}}}]}}", name, resource, n))
 }
 
-// The method owned() returns the VFs of a pod, in the order of their interfaces. To find the VFs, the method compares the MACs of the VFs
-// with the MACs of the interfaces in the pod.
+// owned returns a pod's VFs in the order of its interfaces, which it recognises by their MACs.
 func (l *lab) owned(pod string) (ids []string) {
 	l.Helper()
 	inside := l.inside(pod)
@@ -59,7 +58,7 @@ func (l *lab) owned(pod string) (ids []string) {
 	return ids
 }
 
-// The method allocatable() returns the number of allocatable devices of a resource in the status of the Node object.
+// allocatable returns the number of allocatable devices in the Node's status.
 func (l *lab) allocatable(resource string) int64 {
 	l.Helper()
 	n, err := l.client.CoreV1().Nodes().Get(l.background(), nodeName, metav1.GetOptions{})
@@ -74,8 +73,8 @@ func (l *lab) allocatable(resource string) int64 {
 	return 0
 }
 
-// TestExtended: a pod has limits for a resource, and a DeviceClass has this resource as its extendedResourceName. The pod gets VFs of the
-// class through a claim that the scheduler generates.
+// TestExtended: a pod with limits for a resource that is a DeviceClass's extendedResourceName gets VFs through a claim that the scheduler
+// generates.
 func TestExtended(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := newLab(t, setup{})
@@ -102,8 +101,8 @@ func TestExtended(t *testing.T) {
 	}
 }
 
-// TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, and no VF is
-// offered by both APIs. After the change, new pods with the same limits get VFs through the other API.
+// TestMigrateNode: a node changes from the device plugin API to DRA and back without a drain. Running pods keep their VFs, no VF is offered
+// by both, and new pods with the same limits get VFs through the other API.
 func TestMigrateNode(t *testing.T) {
 	needGate(t, "DRAExtendedResource")
 	l := prepare(t, setup{config: byPlugin})
@@ -170,8 +169,7 @@ func TestMigrateNode(t *testing.T) {
 	}
 }
 
-// TestStaticStays: static pods cannot have claims. Static pods get VFs through the device plugin API, while the same daemon serves claims
-// of other pods.
+// TestStaticStays: static pods, which cannot have claims, get VFs through the device plugin API of a daemon that also serves claims.
 func TestStaticStays(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.run()

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestKubeletRestart (failure 22): when a kubelet starts, it deletes the slices of its node. The daemon writes the slices again, and
-// running pods keep their VFs.
+// TestKubeletRestart (failure 22): a kubelet deletes its node's slices when it starts. The daemon writes them again, and running pods keep
+// their VFs.
 func TestKubeletRestart(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -61,9 +61,8 @@ func TestKubeletRestart(t *testing.T) {
 	l.runs("late")
 }
 
-// TestDaemonAway (failures 5, 6, 14): the daemon is stopped while a pod's sandbox dies. The new sandbox of the pod gets the same VF without
-// another Prepare. If a pod ends while the daemon is stopped, its claim is unprepared after the daemon's restart. Until this Unprepare, no
-// other pod gets the VF of the claim.
+// TestDaemonAway (failures 5, 6, 14): a sandbox that dies while the daemon is stopped is replaced with the same VF and without another
+// Prepare. The claim of a pod that ends then is unprepared after the daemon's restart; until then, no other pod gets its VF.
 func TestDaemonAway(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("vf", "nic")
@@ -98,7 +97,7 @@ func TestDaemonAway(t *testing.T) {
 	l.attached("web", web...)
 }
 
-// The method away() makes the API server unreachable from the node until the returned function is called.
+// away makes the API server unreachable from the node until the returned function is called.
 func (l *lab) away() (back func()) {
 	l.Helper()
 	config := l.config.Host
@@ -126,9 +125,8 @@ func (l *lab) away() (back func()) {
 	return back
 }
 
-// TestAPIAway (failures 1, 2, 3): the API server is unreachable. ADD and DEL of a pod with a prepared claim work, and a restarted daemon
-// serves the device plugin API. Once the API server is reachable again, the daemon publishes its slices. While the API server is
-// unreachable, the kubelet creates no sandbox for a pod with claims.
+// TestAPIAway (failures 1, 2, 3): without the API server, ADD and DEL of a pod with a prepared claim work, a restarted daemon serves the
+// device plugin API, and the kubelet creates no sandbox for pods with claims. The daemon publishes its slices once the server is back.
 func TestAPIAway(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -197,8 +195,7 @@ func exists(path string) error {
 	return err
 }
 
-// TestRecordsLost (failure 7): the record of a pod's claim is deleted. The pod's next sandbox still gets the VF. The daemon writes the
-// deleted record again.
+// TestRecordsLost (failure 7): a pod's next sandbox gets the VF although the claim's record was deleted, and the daemon writes it again.
 func TestRecordsLost(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -216,8 +213,8 @@ func TestRecordsLost(t *testing.T) {
 	}
 }
 
-// TestStateDamaged (failure 8): one letter in the kubelet's state file is wrong. A pod with a claim never starts without its VF. While the
-// file is damaged, pods still start in Kubernetes namespaces without claims. At the next Prepare, the kubelet writes the state file again.
+// TestStateDamaged (failure 8): with one wrong letter in the kubelet's state file, a pod with a claim never starts without its VF. Pods in
+// Kubernetes namespaces without claims still start. The next Prepare writes the file again.
 func TestStateDamaged(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -281,8 +278,7 @@ func TestContainerdRestart(t *testing.T) {
 	}
 }
 
-// TestHostNetwork (failure 34): a pod uses the network of the host and has a claim. The VF of the claim stays on the node. After the end of
-// the pod, the VF is free again.
+// TestHostNetwork (failure 34): the VF of a pod with a claim and the host's network stays on the node, and is free after the pod.
 func TestHostNetwork(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -298,8 +294,8 @@ func TestHostNetwork(t *testing.T) {
 	within(t, "the claim is unprepared", l.noRecords)
 }
 
-// TestDiskFull (failure 35): the disk is full, so the daemon cannot write the record of a claim. Until the disk has space again, the claim
-// is not prepared, and no VF moves into the pod.
+// TestDiskFull (failure 35): the daemon cannot write a claim's record to a full disk. Until there is space, the claim is not prepared, and
+// no VF moves into the pod.
 func TestDiskFull(t *testing.T) {
 	l := newLab(t, setup{})
 	if err := os.MkdirAll(claimRecords, 0o700); err != nil {

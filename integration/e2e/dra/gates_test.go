@@ -11,8 +11,7 @@ import (
 	"testing"
 )
 
-// hasGate reports whether a feature gate of the cluster is on. If the variable GATES does not contain the feature gate, hasGate returns the
-// default of the Kubernetes version.
+// hasGate reports whether a feature gate is on, in GATES or by default of the Kubernetes version.
 func hasGate(name string) bool {
 	for gate := range strings.SplitSeq(os.Getenv("GATES"), ",") {
 		if value, ok := strings.CutPrefix(gate, name+"="); ok {

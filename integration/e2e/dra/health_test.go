@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestLinkDown: a PF loses its carrier, and its VFs get a taint. New pods get VFs of the other PF, and running pods keep their VFs.
+// TestLinkDown: the VFs of a PF without a carrier get a taint. New pods get VFs of the other PF, and running pods keep theirs.
 func TestLinkDown(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -44,8 +44,8 @@ func TestLinkDown(t *testing.T) {
 	l.runs("late")
 }
 
-// TestTaintsDropped: the feature gate for device taints is off, so the API server drops the taints of slices. When a PF has no carrier, the
-// daemon removes the PF's free VFs from the slice and keeps the allocated VFs.
+// TestTaintsDropped: with the feature gate for device taints off, the API server drops taints of slices. When a PF has no carrier, the
+// daemon then removes its free VFs from the slice and keeps the allocated ones.
 func TestTaintsDropped(t *testing.T) {
 	l := newLab(t, setup{})
 	if hasGate("DRADeviceTaints") {
@@ -77,8 +77,8 @@ func TestTaintsDropped(t *testing.T) {
 	l.attached("old", old...)
 }
 
-// TestEviction: the VF of a running pod disappears, and the pod is evicted after its toleration time. A restart of the daemon does not
-// extend the toleration time. The daemon removes the missing VF from the slice as soon as no claim contains the VF.
+// TestEviction: a running pod whose VF disappears is evicted after its toleration time, which a restart of the daemon does not extend. The
+// VF leaves the slice as soon as no claim has it.
 func TestEviction(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -134,8 +134,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: %s, toleratio
 	}
 }
 
-// TestTaintRule: an administrator's DeviceTaintRule for a device or for the node's pool evicts pods. After the eviction, the VFs of these
-// pods return to the node.
+// TestTaintRule: a DeviceTaintRule for a device or the node's pool evicts pods, whose VFs return to the node.
 func TestTaintRule(t *testing.T) {
 	needGate(t, "DRADeviceTaintRules")
 	l := newLab(t, setup{})
@@ -200,8 +199,7 @@ spec:
 	becomes(core.ResourceHealthStatusHealthy)
 }
 
-// healthIs compares the health of the pod's only device in the pod's status with the wanted health. If the health differs, healthIs returns
-// an error.
+// healthIs returns an error unless the pod's status has this health for its only device.
 func healthIs(p *core.Pod, want core.ResourceHealthStatus) error {
 	var all []string
 	for _, c := range p.Status.ContainerStatuses {

@@ -16,8 +16,8 @@ var idle = flag.Duration("idle", time.Minute, "TestIdle: how long nothing happen
 // maxResident is the daemon's maximum resident memory in KiB.
 const maxResident = 72 << 10
 
-// TestIdle: an idle daemon sends the API server at most one request a minute in addition to its watches. An idle daemon writes no objects
-// to the API server, and uses at most maxResident KiB of memory.
+// TestIdle: besides its watches, an idle daemon sends the API server at most one request a minute and writes no objects. It uses at most
+// maxResident KiB of memory.
 func TestIdle(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")

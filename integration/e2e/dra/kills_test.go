@@ -15,15 +15,14 @@ import (
 
 var kills = flag.Int("kills", 1, "TestKills: moments at which each program is killed while a pod starts, and as many while it ends")
 
-// startTakes and endTakes are the approximate durations of a pod's start and end. TestKills kills programs at different times within these
-// durations.
+// About how long a pod takes to start and to end. TestKills kills programs at different times within.
 const (
 	startTakes = 2400 * time.Millisecond
 	endTakes   = 1200 * time.Millisecond
 )
 
-// TestKills kills the daemon, the kubelet, containerd and the API server while a pod with a claim starts or ends. The pod has its VF after
-// its start, and no VF has two owners. After the last pod has ended, all VFs are on the node.
+// TestKills kills the daemon, the kubelet, containerd and the API server while a pod with a claim starts or ends. The pod gets its VF, none
+// has two owners, and all are on the node after the last pod.
 func TestKills(t *testing.T) {
 	if *kills < 1 {
 		t.Fatalf("-kills %d: want at least 1", *kills)

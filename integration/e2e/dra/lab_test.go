@@ -28,7 +28,7 @@ const (
 	variable = "PCIDEVICE_EXAMPLE_COM_FAST"
 )
 
-// The configuration "fast" is the default of the tests. With the configuration "fast", the daemon offers all VFs by DRA.
+// "fast", the default of the tests, offers all VFs by DRA.
 const fast = `{"resourceList": [
 	{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"vendors": ["8086"]}}]}`
 
@@ -36,13 +36,13 @@ const fast = `{"resourceList": [
 const ofResource = `[{cel: {expression:
   'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "` + resource + `"'}}]`
 
-// The type setup describes the configuration and the cards of a test's node. Most tests use the zero value of setup.
+// setup is the configuration and the cards of a test's node, for most tests the zero value.
 type setup struct {
 	config  string          // configuration of the daemon; "" means fast
 	machine pcitest.Machine // nil: two NUMA nodes with one PF of four VFs each
 }
 
-// The type lab contains the environment of one test: a node with its own cards, its own daemon, and its own Kubernetes namespace.
+// lab is a node with its own cards, daemon and Kubernetes namespace, for one test.
 type lab struct {
 	*testing.T
 	*daemon
@@ -68,7 +68,7 @@ func newLab(t *testing.T, s setup) *lab {
 	return l
 }
 
-// The function prepare() creates the cards and the Kubernetes namespace of a test, but does not start the daemon.
+// prepare creates a test's cards and Kubernetes namespace without starting the daemon.
 func prepare(t *testing.T, s setup) *lab {
 	t.Helper()
 	if reason := os.Getenv(skipEnv); reason != "" {
@@ -93,7 +93,7 @@ func prepare(t *testing.T, s setup) *lab {
 	return l
 }
 
-// The method connect() creates Kubernetes clients with the rights of an administrator.
+// connect creates Kubernetes clients with an administrator's rights.
 func (l *lab) connect() {
 	l.Helper()
 	config, err := adminConfig()
@@ -131,10 +131,10 @@ func (l *lab) makeNamespace() {
 	l.create("{kind: DeviceClass, metadata: {name: " + l.class() + "}, spec: {selectors: " + ofResource + "}}")
 }
 
-// The method class() returns the name of the test's DeviceClass, which selects the VFs of the resource example.com/fast.
+// class returns the name of the test's DeviceClass, which selects the VFs of the resource example.com/fast.
 func (l *lab) class() string { return l.ns + "-fast" }
 
-// The method clear() deletes the Kubernetes objects of the test. If a VF does not return to the node, the test fails.
+// clear deletes the test's Kubernetes objects. All VFs must return to the node.
 func (l *lab) clear() {
 	ctx := context.Background()
 	if l.cmd == nil && !l.isPod {
@@ -182,7 +182,7 @@ func (l *lab) noRecords() error {
 	return nil
 }
 
-// The function try() repeats a check until the check succeeds or the time limit ends.
+// try repeats a check until it succeeds or the time is up.
 func try(check func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err = check(); err == nil {
@@ -192,8 +192,7 @@ func try(check func() error) (err error) {
 	return err
 }
 
-// The function within() repeats a check until the check succeeds, and returns the waiting time. If the check does not succeed before the
-// time limit, the test fails.
+// within repeats a check until it succeeds, and returns how long it took. The time limit fails the test.
 func within(t *testing.T, what string, check func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -203,7 +202,7 @@ func within(t *testing.T, what string, check func() error) time.Duration {
 	return time.Since(begin)
 }
 
-// The function remains() repeats a check for 4 seconds. If the check fails during this time, the test fails.
+// remains repeats a check for 4 seconds, each of which must succeed.
 func remains(t *testing.T, what string, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {

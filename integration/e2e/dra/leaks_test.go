@@ -19,8 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestForceDelete (failure 11): a pod is deleted by force. Another pod gets the VF of the deleted pod only after the deleted pod has
-// released this VF.
+// TestForceDelete (failure 11): another pod gets the VF of a pod deleted by force only after that one has released it.
 func TestForceDelete(t *testing.T) {
 	l := newLab(t, setup{})
 	l.template("most", "a", "b", "c", "d", "e", "f", "g")
@@ -49,8 +48,7 @@ func TestForceDelete(t *testing.T) {
 	}
 }
 
-// The method script() replaces the sriov plugin with a shell script until the returned function is called. The script finds the path of the
-// real plugin in the variable REAL.
+// script replaces the sriov plugin by a shell script until the returned function is called. REAL is the path of the real one.
 func (l *lab) script(text string) (restore func()) {
 	l.Helper()
 	const at = "/opt/cni/bin/sriov"
@@ -73,7 +71,7 @@ func (l *lab) script(text string) (restore func()) {
 	return restore
 }
 
-// TestDelFails (failure 15): while DEL fails, the pod does not end, and its claim remains prepared. The runtime retries DEL.
+// TestDelFails (failure 15): while DEL fails, the pod does not end, its claim remains prepared, and the runtime retries.
 func TestDelFails(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -93,9 +91,9 @@ func TestDelFails(t *testing.T) {
 	within(t, "the VF is home", func() error { return errors.Join(l.noRecords(), l.allHome()) })
 }
 
-// TestNoDel (failure 16): a pod ends without a DEL. The daemon then restores the VF when the kubelet unprepares the claim. When a namespace
-// ends, the kernel deletes its veths but moves its VFs to the node. The VFs of this test are veths, so the test itself moves the interface
-// to the node. The interface keeps the name that it has in the pod.
+// TestNoDel (failure 16): when a pod ends without a DEL, the daemon restores the VF as the kubelet unprepares the claim. With its
+// namespace, the kernel would move a VF to the node but delete the veth that stands for it here, so the test moves it, under the name that
+// it has in the pod.
 func TestNoDel(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -115,8 +113,7 @@ exec $REAL
 	restore()
 }
 
-// TestOrphanedRecord (failure 12): a record belongs to a deleted claim that the kubelet does not know. The daemon removes the record, and
-// the VF is free.
+// TestOrphanedRecord (failure 12): the daemon removes the record of a deleted claim that the kubelet does not know, which frees the VF.
 func TestOrphanedRecord(t *testing.T) {
 	l := newLab(t, setup{})
 	uid := "8d2f6a34-0000-4000-8000-000000000001"

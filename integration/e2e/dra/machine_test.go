@@ -33,7 +33,7 @@ type iface struct {
 	Flags    []string `json:"flags"`
 }
 
-// The function interfaces() returns the interfaces of a network namespace; "" is the namespace of the node.
+// interfaces returns the interfaces of a network namespace; "" is the namespace of the node.
 func interfaces(netns string) (all []iface, err error) {
 	command := []string{"ip", "-json", "link", "show"}
 	if netns != "" {
@@ -46,8 +46,7 @@ func interfaces(netns string) (all []iface, err error) {
 	return all, err
 }
 
-// addInterfaces creates a veth in place of each VF interface that the sysfs tree contains. addInterfaces returns the PCI addresses of all
-// VFs.
+// addInterfaces creates a veth for each VF interface of the sysfs tree, and returns the PCI addresses of all VFs.
 func addInterfaces(t *testing.T, sysfs string) (ids []string) {
 	t.Helper()
 	host, err := kernel.Host()
@@ -108,7 +107,7 @@ func (l *lab) allHome() error {
 	return nil
 }
 
-// The function journals() returns the VFs for which the sriov plugin has a journal. A VF has a journal while a pod uses the VF.
+// journals returns the VFs with a journal, which are those that pods use.
 func journals() (ids []string) {
 	entries, _ := os.ReadDir("/run/podlace/.vfs")
 	for _, e := range entries {
@@ -119,8 +118,8 @@ func journals() (ids []string) {
 	return ids
 }
 
-// ownSys replaces the node's /sys with a folder that has the same content, but no PCI bus. showCards adds the PCI bus. All tests use the
-// same folder for /sys, because a running kubelet keeps the cgroup folder of the /sys that it found at its start.
+// ownSys replaces the node's /sys by a copy without a PCI bus, which showCards adds. All tests share it, because a running kubelet keeps
+// the cgroup folder of the /sys that it found at its start.
 func ownSys() error {
 	top, err := os.MkdirTemp("", "sys-")
 	if err != nil {
@@ -155,8 +154,7 @@ func bind(from, to string) error {
 	return nil
 }
 
-// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The sriov plugin finds the PCI bus through this
-// mount.
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The sriov plugin finds it there.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(sysfs, "devices/pci*"))

@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// The function needs() returns an error that describes a missing precondition.
+// needs returns an error for a missing precondition.
 func needs() error {
 	for _, name := range []string{"KUBERNETES", "CONTAINERD"} {
 		if os.Getenv(name) == "" {
@@ -92,7 +92,7 @@ func script() string {
 	return path
 }
 
-// The function outside() starts the cluster, runs this program again in node1, and reports what remains of the cluster on the host.
+// outside starts the cluster, runs this program again in node1, and reports what remains of the cluster on the host.
 func outside() (code int, err error) {
 	dir, err := os.MkdirTemp("", "podlace-dra-")
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *cluster) runTests() int {
 	return 1
 }
 
-// The function inside() sets up the node's network and the daemon's rights, and runs the tests.
+// inside sets up the node's network and the daemon's rights, and runs the tests.
 func inside(m *testing.M) int {
 	for _, step := range []func() error{ownSys, installPlugins, becomeReady, grantRights} {
 		if err := step(); err != nil {
@@ -166,7 +166,7 @@ func installPlugins() error {
 			return err
 		}
 	}
-	// The cluster has no kube-proxy. This iptables rule replaces the Service of the API server for pods in the node's network namespace.
+	// Without kube-proxy, this rule stands for the API server's Service for pods in the node's network namespace.
 	out, err := exec.Command("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-d", "10.96.0.1", "-p", "tcp", "--dport", "443",
 		"-j", "DNAT", "--to", "192.0.2.10:6443").CombinedOutput()
 	if err != nil {

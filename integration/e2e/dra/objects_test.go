@@ -19,12 +19,10 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// The constant "said" is the shell command of each container. The shell command first prints the container's interfaces and the environment
-// variables that list the container's VFs.
+// said is the command of each container. It first prints the interfaces and the environment variables that list the container's VFs.
 const said = `echo "interfaces:" $(ls /sys/class/net); env | grep ^PCIDEVICE; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
 
-// The method create() creates the objects of a YAML text in the test's namespace, with the defaults of all tests. Cluster-scoped objects
-// are deleted when the test ends.
+// create creates the objects of a YAML text in the test's namespace, with defaults. Cluster-scoped ones are deleted at the end of the test.
 func (l *lab) create(text string) {
 	l.Helper()
 	if err := l.tryCreate(text); err != nil {
@@ -50,7 +48,6 @@ func (l *lab) tryCreate(text string) error {
 	return nil
 }
 
-// The method fill() sets the defaults of an object.
 func (l *lab) fill(o *unstructured.Unstructured) {
 	versions := map[string]string{"Pod": "v1", "Namespace": "v1", "DaemonSet": "apps/v1"}
 	if o.GetAPIVersion() == "" {
@@ -90,13 +87,13 @@ func setDefault(of map[string]any, key string, value any) {
 	}
 }
 
-// The method claim() creates a ResourceClaim with one VF for each request.
+// claim creates a ResourceClaim with one VF for each request.
 func (l *lab) claim(name string, requests ...string) {
 	l.Helper()
 	l.create("{kind: ResourceClaim, metadata: {name: " + name + "}, spec: {devices: {requests: [" + l.exactly(requests...) + "]}}}")
 }
 
-// The method template() creates a ResourceClaimTemplate with one VF for each request.
+// template creates a ResourceClaimTemplate with one VF for each request.
 func (l *lab) template(name string, requests ...string) {
 	l.Helper()
 	l.create("{kind: ResourceClaimTemplate, metadata: {name: " + name + "}, spec: {spec: {devices: {requests: [" + l.exactly(requests...) +
@@ -111,8 +108,8 @@ func (l *lab) exactly(requests ...string) string {
 	return strings.Join(all, ", ")
 }
 
-// The method pod() creates a pod with claims. Each argument is "name=claim" for an existing claim, or "name=+template" for a claim that
-// Kubernetes generates from a template. The pod's containers do not reference the claims.
+// pod creates a pod with claims, which its containers do not reference: "name=claim" is an existing one, and "name=+template" one that
+// Kubernetes generates.
 func (l *lab) pod(name string, claims ...string) {
 	l.Helper()
 	l.create("{kind: Pod, metadata: {name: " + name + "}, spec: {" + claimList(claims) + "}}")
@@ -144,7 +141,7 @@ func (l *lab) getClaim(name string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// The method runs() waits until all containers of a pod are ready.
+// runs waits until all containers of a pod are ready.
 func (l *lab) runs(name string) *core.Pod {
 	l.Helper()
 	var pod *core.Pod
@@ -173,7 +170,7 @@ func isRunning(p *core.Pod) error {
 	return nil
 }
 
-// The method delete() deletes pods and waits until they are gone.
+// delete deletes pods and waits until they are gone.
 func (l *lab) delete(names ...string) {
 	l.Helper()
 	for _, n := range names {
@@ -197,7 +194,7 @@ func (l *lab) gone(names ...string) {
 	}
 }
 
-// The method event() waits until an object has an event whose message contains all given texts, and returns this message.
+// event waits until an object has an event whose message contains all given texts, and returns this message.
 func (l *lab) event(name string, texts ...string) (message string) {
 	l.Helper()
 	within(l.T, fmt.Sprintf("%s has an event with %q", name, texts), func() error {
@@ -213,7 +210,6 @@ func (l *lab) event(name string, texts ...string) (message string) {
 	return message
 }
 
-// The method events() returns the messages of an object's events.
 func (l *lab) events(name string) (messages []string) {
 	list, err := l.client.CoreV1().Events(l.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
@@ -249,7 +245,7 @@ func (l *lab) claimOf(pod, name string) string {
 	return ""
 }
 
-// The method allocated() returns the PCI addresses of a claim's VFs, in the order of the claim's requests.
+// allocated returns the PCI addresses of a claim's VFs, in the order of the claim's requests.
 func (l *lab) allocated(claim string) (ids []string) {
 	l.Helper()
 	c := l.getClaim(claim)
@@ -264,7 +260,7 @@ func (l *lab) allocated(claim string) (ids []string) {
 	return ids
 }
 
-// The method address() returns the PCI address of the VF that has the given device name in the ResourceSlices.
+// address returns the PCI address of the VF that has the given device name in the ResourceSlices.
 func (l *lab) address(device string) string {
 	l.Helper()
 	for _, id := range l.ids {
@@ -276,7 +272,7 @@ func (l *lab) address(device string) string {
 	return ""
 }
 
-// The method pending() fails the test if a pod runs during the next 4 seconds.
+// pending fails the test if a pod runs during the next 4 seconds.
 func (l *lab) pending(name string) {
 	l.Helper()
 	remains(l.T, "pod "+name+" waits", func() error {

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestPodGroup: a claim is reserved for a PodGroup, not for a single pod. A pod of the group gets the claim's VF. When the pod ends, the VF
-// returns to the node.
+// TestPodGroup: a pod of the group for which a claim is reserved gets its VF, which returns to the node with the pod's end.
 func TestPodGroup(t *testing.T) {
 	needGate(t, "DRAWorkloadResourceClaims")
 	l := newLab(t, setup{})

@@ -17,14 +17,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The type sandbox describes the sandbox of a running pod.
 type sandbox struct {
 	id, netns string
 	pid       int
 }
 
-// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
-// no sandbox.
+// sandboxOf finds a pod's sandbox in the OCI specifications that containerd writes for runc. The second result is false without one.
 func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {
@@ -55,8 +53,8 @@ func (l *lab) sandboxOf(pod string) (found sandbox, ok bool) {
 	return found, ok
 }
 
-// The method attached() fails the test unless the pod has exactly the given VFs as net1, net2 and so on, in addition to eth0. The output of
-// each container must show that the pod had the same VFs when the container started.
+// attached fails the test unless the pod has exactly these VFs as net1, net2 and so on beside eth0, and each container's output shows that
+// it had them from its start.
 func (l *lab) attached(pod string, ids ...string) {
 	l.Helper()
 	s, ok := l.sandboxOf(pod)
@@ -87,7 +85,7 @@ func (l *lab) attached(pod string, ids ...string) {
 	}
 }
 
-// The method logs() returns the output of each container of a pod. The method logs() first waits until each container has printed a line.
+// logs returns the output of each container of a pod, once all have printed a line.
 func (l *lab) logs(pod string) map[string]string {
 	l.Helper()
 	p, err := l.getPod(pod)
@@ -117,7 +115,7 @@ func (l *lab) logs(pod string) map[string]string {
 	return texts
 }
 
-// The method variables() returns those environment variables of a pod's container that list VFs.
+// variables returns those environment variables of a pod's container that list VFs.
 func (l *lab) variables(pod, container string) map[string]string {
 	l.Helper()
 	found := map[string]string{}
@@ -129,7 +127,6 @@ func (l *lab) variables(pod, container string) map[string]string {
 	return found
 }
 
-// The method describe() logs information that explains a failure.
 func (l *lab) describe() {
 	ctx := context.Background()
 	pods, err := l.client.CoreV1().Pods(l.ns).List(ctx, metav1.ListOptions{})

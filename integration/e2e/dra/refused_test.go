@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestSliceRefused (failure 20): the API server refuses slices. The old slices stay, the daemon logs one line and counts the refusal, and
-// the device plugin API still works. When the API server accepts slices again, the daemon writes its slices.
+// TestSliceRefused (failure 20): while the API server refuses slices, the old ones stay, the daemon logs one line and counts the refusal,
+// and the device plugin API works. The daemon writes its slices once they are accepted.
 func TestSliceRefused(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := prepare(t, setup{config: half})
@@ -69,8 +69,7 @@ spec: {policyName: ` + name + `, validationActions: [Deny]}
 	}
 }
 
-// TestNodeName (failure 30): no Node object has the node name of the daemon. The daemon publishes nothing and logs the problem once. The
-// daemon retries.
+// TestNodeName (failure 30): without a Node object of its node name, the daemon publishes nothing, logs this once, and retries.
 func TestNodeName(t *testing.T) {
 	l := prepare(t, setup{config: half})
 	l.flags = []string{"--node-name", "node9"} // the last flag takes effect

@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestRights: the daemon's account has exactly the rights that the daemon needs. The account can write slices only for the daemon's own
-// node and driver, and cannot write claims.
+// TestRights: the daemon's account has exactly the rights that it needs. It can write slices only for its own node and driver, and no
+// claims.
 func TestRights(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic")
@@ -97,7 +97,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// createOlder creates a slice by the version v1beta2 of the API. The admission policy matches v1, and must also apply to v1beta2.
+// createOlder creates a slice by v1beta2 of the API, to which the admission policy for v1 must also apply.
 func createOlder(t *testing.T, client kubernetes.Interface, s *resourceapi.ResourceSlice) error {
 	_, err := client.ResourceV1beta2().ResourceSlices().Create(t.Context(), &v1beta2.ResourceSlice{ObjectMeta: s.ObjectMeta,
 		Spec: v1beta2.ResourceSliceSpec{Driver: s.Spec.Driver, NodeName: s.Spec.NodeName, Pool: v1beta2.ResourcePool(s.Spec.Pool)}},
@@ -105,7 +105,7 @@ func createOlder(t *testing.T, client kubernetes.Interface, s *resourceapi.Resou
 	return err
 }
 
-// TestShipped: the API server accepts all objects of the shipped manifest. The type check of the admission policy reports no error.
+// TestShipped: the API server accepts the whole shipped manifest, and the policy's type check reports no error.
 func TestShipped(t *testing.T) {
 	l := prepare(t, setup{})
 	objects, err := shippedObjects()

@@ -25,11 +25,11 @@ var (
 	scalePods  = flag.Int("pods", 2000, "TestScale: pods with a ResourceClaimTemplate for one VF")
 )
 
-// The constant "writers" is the number of parallel requests.
+// writers is the number of parallel requests.
 const writers = 32
 
-// TestScale measures how fast the scheduler binds pods with claims in a cluster of many nodes. The slices of the additional nodes are
-// copies of the real node's slices under other names. No kubelet runs on the additional nodes, so their pods are bound and never run.
+// TestScale measures how fast the scheduler binds pods with claims in a cluster of many nodes. The others' slices are copies of the real
+// node's; they have no kubelet, so their pods are bound and never run.
 func TestScale(t *testing.T) {
 	if *scaleNodes == 0 {
 		t.Skip("SKIP: -nodes is 0")
@@ -159,7 +159,7 @@ func (l *lab) noVFTwice(client kubernetes.Interface) {
 	}
 }
 
-// removeScale deletes the objects of TestScale. removeScale deletes the pods by force, because no kubelet would end them.
+// removeScale deletes the objects of TestScale, pods by force because no kubelet would end them.
 func (l *lab) removeScale(client kubernetes.Interface) {
 	ctx, now := l.background(), int64(0)
 	selected := metav1.ListOptions{LabelSelector: scaleLabel}

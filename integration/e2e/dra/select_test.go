@@ -17,8 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// TestClasses: each DeviceClass that `podlace sriov classes` prints selects only the devices of its resource. Each device gets the settings
-// of its class.
+// TestClasses: each DeviceClass of `podlace sriov classes` selects only devices of its resource, which get its settings.
 func TestClasses(t *testing.T) {
 	l := newLab(t, setup{config: `{"resourceList": [
 		{"resourceName": "fast", "resourcePrefix": "example.com", "api": "dra", "selectors": {"pfNames": ["ens0f0"]}, "vf": {"mtu": 1400}},
@@ -45,7 +44,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// The method inside() returns a pod's interfaces by name.
+// inside returns a pod's interfaces by name.
 func (l *lab) inside(pod string) map[string]iface {
 	l.Helper()
 	s, _ := l.sandboxOf(pod)
@@ -97,8 +96,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.class()
 	}
 }
 
-// TestDistinctPF: if a claim requires distinct PFs, its two VFs have different PFs. If the claim requires one PF for both VFs, the VFs have
-// the same PF.
+// TestDistinctPF: two VFs have different PFs or the same PF if the claim requires it.
 func TestDistinctPF(t *testing.T) {
 	needGate(t, "DRAConsumableCapacity")
 	l := newLab(t, setup{})
@@ -124,8 +122,7 @@ spec:
 	}
 }
 
-// TestFirstAvailable: a request gets the first available alternative. If a configuration applies to the request, it applies to each
-// alternative of the request.
+// TestFirstAvailable: a request gets the first available alternative. A configuration for the request applies to each of them.
 func TestFirstAvailable(t *testing.T) {
 	l := newLab(t, setup{})
 	l.create(`
@@ -158,7 +155,7 @@ spec:
 	}
 }
 
-// The type stub simulates the DRA driver of another vendor. The devices of this driver are CPUs.
+// stub simulates another vendor's DRA driver, whose devices are CPUs.
 type stub struct{}
 
 const stubDriver = "cpu.example.com"
@@ -230,8 +227,7 @@ spec: {selectors: [{cel: {expression: 'device.driver == "` + stubDriver + `"'}}]
 	})
 }
 
-// TestMatchNUMA: a claim requests CPUs from another driver and two VFs on one NUMA node. The scheduler chooses the NUMA node that has
-// enough free devices.
+// TestMatchNUMA: for CPUs of another driver and two VFs on one NUMA node, the scheduler chooses the one with enough free devices.
 func TestMatchNUMA(t *testing.T) {
 	l := newLab(t, setup{})
 	l.startStub()

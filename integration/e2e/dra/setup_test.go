@@ -40,8 +40,7 @@ const (
 	conflist     = "/etc/cni/net.d/10-podlace-sriov.conflist"
 )
 
-// The constant `patience` is the maximum time that the tests wait for an expected event. This timeout is long because some machines are
-// slow. The constant `patience` is not a performance target.
+// patience is how long to wait for an event on a slow machine. It is no performance target.
 const patience = 2 * time.Minute
 
 // adminConfig returns the configuration of an administrator's client.
@@ -53,7 +52,7 @@ func adminConfig() (*rest.Config, error) {
 	return config, err
 }
 
-// daemonKubeconfig returns the path of the daemon's kubeconfig. The ServiceAccount token in this kubeconfig is bound to the node.
+// daemonKubeconfig returns the path of the daemon's kubeconfig, whose token is bound to the node.
 func daemonKubeconfig() string {
 	return filepath.Join(os.Getenv(dirEnv), nodeName, "daemon.kubeconfig")
 }
@@ -88,8 +87,7 @@ func isReady(n *core.Node) bool {
 	return false
 }
 
-// grantRights creates the ServiceAccount of the shipped manifest with its rights. grantRights also writes a kubeconfig with a token of this
-// account.
+// grantRights creates the ServiceAccount of the shipped manifest with its rights, and a kubeconfig with its token.
 func grantRights() error {
 	config, err := adminConfig()
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// The method slices() returns the driver's slices, sorted by the address of their PF and the index of their first device.
+// slices returns the driver's slices by the address of their PF and the index of their first device.
 func (l *lab) slices() []resourceapi.ResourceSlice {
 	l.Helper()
 	list, err := l.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{
@@ -37,7 +37,7 @@ func firstDevice(s resourceapi.ResourceSlice) string {
 	return s.Spec.Devices[0].Name
 }
 
-// The method devices() returns all published devices by name.
+// devices returns all published devices by name.
 func (l *lab) devices() map[string]resourceapi.Device {
 	l.Helper()
 	all := map[string]resourceapi.Device{}
@@ -49,13 +49,13 @@ func (l *lab) devices() map[string]resourceapi.Device {
 	return all
 }
 
-// The method published() waits until the slices contain all VFs of the node.
+// published waits until the slices contain all VFs of the node.
 func (l *lab) published() {
 	l.Helper()
 	within(l.T, "the VFs are in slices", func() error { return errors.Join(l.offers(l.ids...), l.tainted("", false)) })
 }
 
-// The method offers() returns an error unless the slices of the pool are complete and contain exactly the given VFs.
+// offers returns an error unless the pool's slices are complete and have exactly these VFs.
 func (l *lab) offers(ids ...string) error {
 	var want, got []string
 	for _, id := range ids {
@@ -76,7 +76,7 @@ func (l *lab) offers(ids ...string) error {
 	return nil
 }
 
-// The function content() returns the specs of ResourceSlices, because the daemon writes only the spec.
+// content returns the specs of ResourceSlices, because the daemon writes only the spec.
 func content(list []resourceapi.ResourceSlice) (all []resourceapi.ResourceSliceSpec) {
 	for _, s := range list {
 		all = append(all, s.Spec)
@@ -107,8 +107,8 @@ func number(d resourceapi.Device, name resourceapi.QualifiedName) int64 {
 	return -100
 }
 
-// TestPublished: each VF is a device in a slice of its PF, in the node's pool. The device has the attributes that the selectors of claims
-// can use, and has no attribute that changes often. A restarted daemon writes no slice.
+// TestPublished: each VF is a device in the slice of its PF, in the node's pool, with the attributes that selectors can use and none that
+// changes often. A restarted daemon writes no slice.
 func TestPublished(t *testing.T) {
 	l := newLab(t, setup{})
 	all := l.slices()
@@ -158,7 +158,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestSliceDeleted: after the deletion of one slice or of all slices, the daemon restores the deleted slices with the same devices.
+// TestSliceDeleted: the daemon restores one or all deleted slices with the same devices.
 func TestSliceDeleted(t *testing.T) {
 	l := newLab(t, setup{})
 	before := contentOf(l.slices())
@@ -206,8 +206,8 @@ func TestSliceEdited(t *testing.T) {
 	}
 }
 
-// TestGeneration: when a PF loses its link, the daemon writes one slice, and the generation of the pool stays the same. When a VF
-// disappears, only the slice of this VF changes.
+// TestGeneration: when a PF loses its link, the daemon writes one slice of the same generation. When a VF disappears, only its slice
+// changes.
 func TestGeneration(t *testing.T) {
 	needGate(t, "DRADeviceTaints")
 	l := newLab(t, setup{})
@@ -233,8 +233,7 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// The method tainted() returns an error unless all VFs of the PF, and no other VFs, have the taint link-down. If the argument `want` is
-// false, no VF may have the taint.
+// tainted returns an error unless all VFs of the PF, and no others, have the taint link-down. Without want, none may have it.
 func (l *lab) tainted(pf string, want bool) error {
 	for name, d := range l.devices() {
 		has := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {

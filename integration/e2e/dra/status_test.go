@@ -19,8 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestPodResources: a container uses a claim. The kubelet's PodResources API then reports the driver, pool, device and CDI device of the
-// claim for this container.
+// TestPodResources: the kubelet's PodResources API reports the driver, pool, device and CDI device of a container's claim.
 func TestPodResources(t *testing.T) {
 	l := newLab(t, setup{})
 	l.claim("vf", "nic", "other")
@@ -58,9 +57,8 @@ spec:
 	}
 }
 
-// TestStatus: the status of a claim contains the interface, MAC and addresses of each VF, and keeps the entries of other drivers. After
-// ADD, the daemon writes its entries. After DEL, the daemon sets the condition Ready of its entries to False, and removes their network
-// data.
+// TestStatus: after ADD, the daemon writes the interface, MAC and addresses of each VF into the claim's status. After DEL, it sets their
+// condition Ready to False and removes the network data. Other drivers' entries stay.
 func TestStatus(t *testing.T) {
 	l := newLab(t, setup{})
 	l.useConflist(strings.Replace(shippedConflist(), `"type": "sriov",`,
@@ -108,8 +106,7 @@ func (l *lab) allocatedTo(pod string, want int) error {
 	return err
 }
 
-// addStubStatus writes an entry for the stub's device into the claim's status. addStubStatus retries, because the daemon may write the
-// status at the same time.
+// addStubStatus writes an entry of the stub's device into the claim's status. It retries, because the daemon may write at the same time.
 func (l *lab) addStubStatus() {
 	l.Helper()
 	within(l.T, "the stub's entry is in the status", func() error {
@@ -124,8 +121,7 @@ func (l *lab) addStubStatus() {
 	})
 }
 
-// The method told() checks the claim's status, and returns an error if the status is wrong. The status must contain one entry of the stub,
-// and an entry with the expected condition Ready for each VF.
+// told returns an error unless the claim's status has one entry of the stub, and one for each VF with the expected condition Ready.
 func (l *lab) told(ids []string, ready bool) error {
 	c := l.getClaim("vf")
 	found, stubs := map[string]resourceapi.AllocatedDeviceStatus{}, 0

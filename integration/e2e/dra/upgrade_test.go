@@ -18,8 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// startSet starts the shipped DaemonSet with the configuration and the cards of this test. The DaemonSet takes the place of the daemon
-// process that newLab starts.
+// startSet starts the shipped DaemonSet with this test's configuration and cards, in place of the process that newLab starts.
 func (l *lab) startSet() {
 	l.Helper()
 	config, err := os.ReadFile(l.configFile())
@@ -53,7 +52,7 @@ func (l *lab) startSet() {
 	}
 }
 
-// The method adapt() gives the DaemonSet the test's cards and the node's image.
+// adapt gives the DaemonSet the test's cards and the node's image.
 func (l *lab) adapt(set *apps.DaemonSet) {
 	c := &set.Spec.Template.Spec.Containers[0]
 	c.ImagePullPolicy = core.PullNever
@@ -90,13 +89,11 @@ func daemonLogs() string {
 	return strings.Join(all, "\n")
 }
 
-// authorizerLate is a part of the message of a kubelet event. The event occurs if the kubelet reads a claim before the API server's node
-// authorizer has processed the binding of the pod to this node. In this case, the kubelet has not called the daemon yet, so the event is no
-// failure of the daemon.
+// authorizerLate is in the kubelet's event if it reads a claim before the node authorizer has processed the pod's binding. The daemon has
+// not been called yet, so this is no failure of it.
 const authorizerLate = `is forbidden: User "system:node:`
 
-// TestUpgrade updates the shipped DaemonSet while pods with claims start and end. During the update, the daemon writes no slice, and all
-// pods keep their VFs.
+// TestUpgrade updates the shipped DaemonSet while pods with claims start and end. No slice is written, and all pods keep their VFs.
 func TestUpgrade(t *testing.T) {
 	l := newLab(t, setup{})
 	t.Cleanup(func() {
@@ -166,8 +163,7 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// TestTwoDaemons (failure 23): two daemons run on one node by mistake. The second daemon waits and logs the reason. The second daemon
-// starts to serve when the first daemon ends.
+// TestTwoDaemons (failure 23): a second daemon on a node waits and logs the reason. It serves when the first one ends.
 func TestTwoDaemons(t *testing.T) {
 	l := newLab(t, setup{})
 	second := *l.daemon

@@ -27,8 +27,7 @@ spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: ` + l.
   'device.attributes["sriov.podlace.io"].pf == "` + pf1Name + `" && device.attributes["sriov.podlace.io"].kind == "` + kind + `"'}}]}}]}}}`)
 }
 
-// TestWholePF: a pod has either a whole PF or some of its VFs, never both. While a pod has the PF, the PF has no VFs. The VFs exist again
-// after the end of the pod.
+// TestWholePF: a pod has a whole PF or some of its VFs, never both. The PF has no VFs while a pod has it, and has them again afterwards.
 func TestWholePF(t *testing.T) {
 	needGate(t, "DRAPartitionableDevices")
 	l := prepare(t, setup{config: whole})

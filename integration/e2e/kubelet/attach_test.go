@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/podresources"
 )
 
-// TestAttach (V-18): each pod has its VFs before the first container starts. The interfaces in the pod have the documented names (net1,
-// net2 and so on), in the documented order. After the end of the pods, the VFs have their original settings.
+// TestAttach (V-18): each pod has its VFs before its first container starts, with the documented names (net1, net2 and so on) and order.
+// After the pods, the VFs have their original settings.
 func TestAttach(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("none", containerSpec{name: "app"})
@@ -49,9 +49,9 @@ func TestAttach(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestInitContainers: an init container and a later container share a VF, and the VF is in the pod from the beginning. If only an init
-// container uses a VF, the kubelet's list of the pod's devices does not contain this VF. Therefore ADD refuses such a pod. ADD gets this
-// list either from the daemon or from the kubelet, and refuses the pod in both cases.
+// TestInitContainers: a VF that an init container shares with a later one is in the pod from the beginning. One that only an init container
+// uses is not in the kubelet's list of the pod's devices, so ADD refuses such a pod, whether it gets the list from the daemon or from the
+// kubelet.
 func TestInitContainers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("both", containerSpec{"prepare", vfs(1), true}, containerSpec{name: "app", limits: vfs(1)})
@@ -71,9 +71,8 @@ func TestInitContainers(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestLostEntry (V-25): only an init container of a pod has a VF, and the kubelet's checkpoint has lost the entry of this VF. The device
-// plugin has its own record of the allocation. The record shows that the kubelet's list of the pod's VFs is incomplete, so ADD still
-// refuses the pod. Pods without VFs start in the meantime.
+// TestLostEntry (V-25): if the kubelet's checkpoint has lost the entry of a VF that only an init container has, ADD still refuses the pod,
+// because the device plugin's own record shows that the kubelet's list is incomplete. Pods without VFs start meanwhile.
 func TestLostEntry(t *testing.T) {
 	l := newVFLab(t)
 	path := podresources.At(kubeletRoot).Checkpoint

@@ -12,8 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestManifests: the shipped manifests have no unknown field. The DaemonSet mounts folders of the node, but no single files, and has no
-// capability.
+// The shipped manifests have no unknown field. The DaemonSet mounts folders of the node, but no single files, and has no capability.
 func TestManifests(t *testing.T) {
 	data, err := os.ReadFile("../../../conf/cluster/components/sriov/sriov-device-plugin.yaml")
 	if err != nil {

@@ -33,8 +33,8 @@ spec:
     resources: {limits: {example.com/fast: 1}}
 `
 
-// TestOneConflist (V-18): the shipped conflist gives one pod an eth0, a hostPort, a bandwidth limit and a VF. docs/SRIOV.md shows the
-// interfaces of the pod and the line of its VF.
+// TestOneConflist (V-18): the shipped conflist gives one pod eth0, a hostPort, a limit and a VF. docs/SRIOV.md shows the pod's interfaces
+// and the line of its VF.
 func TestOneConflist(t *testing.T) {
 	shipped, err := conf.Conflist(conflist)
 	if err != nil {

@@ -10,9 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestExplained runs pods under each policy of the Topology Manager, and compares the result with the output of `podlace sriov explain` for
-// the same request. A NUMA node has 8 VFs and 8 CPUs. The kubelet reserves one of these CPUs, so a pod with 8 CPUs never fits on one NUMA
-// node.
+// TestExplained compares pods under each policy of the Topology Manager with `podlace sriov explain` for the same request. A NUMA node has
+// 8 VFs and 8 CPUs, one of them reserved by the kubelet, so a pod with 8 CPUs never fits on one.
 func TestExplained(t *testing.T) {
 	node.Skip(t)
 	for _, policy := range []string{"best-effort", "restricted", "single-numa-node"} {
@@ -33,8 +32,7 @@ func TestExplained(t *testing.T) {
 	}
 }
 
-// compareExplained fails the test if the kubelet runs a pod although `podlace sriov explain` predicts a refusal. The test also fails if the
-// kubelet refuses a pod although `podlace sriov explain` predicts that the pod runs.
+// compareExplained fails the test if the kubelet runs a pod for which `podlace sriov explain` predicts a refusal, or the reverse.
 func (l *testLab) compareExplained(policy string, cpus, count int, never bool) {
 	l.t.Helper()
 	limits := vfs(count)

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/podresources"
 )
 
-// TestKubeletAnswers: the kubelet's answers distinguish a pod with VFs, a pod without VFs, another pod of the same name and an unknown pod.
-// Package podresources relies on these answers of the kubelet.
+// TestKubeletAnswers: as package podresources requires, the kubelet's answers distinguish a pod with VFs, one without, another of the same
+// name and an unknown one.
 func TestKubeletAnswers(t *testing.T) {
 	l := newLab(t, "none")
 	ids := l.runPod("one", vfs(2))
@@ -64,7 +64,7 @@ func TestKubeletAnswers(t *testing.T) {
 	}
 }
 
-// checkUnknownPod fails the test unless the kubelet answers a request for an unknown pod with the expected code and text.
+// checkUnknownPod checks the kubelet's code and text for an unknown pod.
 func (l *testLab) checkUnknownPod() {
 	l.t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -78,9 +78,8 @@ func (l *testLab) checkUnknownPod() {
 	}
 }
 
-// TestGetLocked: in current kubelets, the feature gate KubeletPodResourcesGet is locked to true, so a program can always request a single
-// pod. Administrators can disable the request for a single pod in older kubelets. Only the tests of package podresources cover older
-// kubelets.
+// TestGetLocked: KubeletPodResourcesGet is locked to true in current kubelets, so a single pod can always be requested. Older ones, in
+// which it can be disabled, are covered by the tests of package podresources.
 func TestGetLocked(t *testing.T) {
 	node.Skip(t)
 	k := newKubelet(t, "none")

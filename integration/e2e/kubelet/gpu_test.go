@@ -15,7 +15,7 @@ import (
 
 const gpus = "example.com/gpu"
 
-// gpuPlugin is a second device plugin of the node. gpuPlugin offers one GPU on each NUMA node, without any device files.
+// gpuPlugin is a second device plugin, with one GPU on each NUMA node and no device files.
 type gpuPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 }
@@ -45,7 +45,7 @@ func (gpuPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	return a, nil
 }
 
-// runGPUs starts the GPU plugin in the background and waits until the kubelet has the GPUs. The GPU plugin runs until the test ends.
+// runGPUs runs the GPU plugin until the end of the test, and waits until the kubelet has the GPUs.
 func runGPUs(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("unix", pluginapi.DevicePluginPath+"gpu.sock")

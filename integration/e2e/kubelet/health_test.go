@@ -25,8 +25,7 @@ func allocatableDevices(t *testing.T, of string) ([]poddevices.Device, error) {
 	return devices, err
 }
 
-// checkFree returns an error unless the kubelet has the given number of free VFs. checkFree starts a pod that requests too many VFs,
-// because the kubelet's reason for the rejection contains the number of free VFs.
+// checkFree returns an error unless the kubelet has this many free VFs, which its reason for rejecting a pod with too many contains.
 func (l *testLab) checkFree(want int) error {
 	l.t.Helper()
 	name := fmt.Sprint("greedy-", l.started)
@@ -111,7 +110,7 @@ func (l *testLab) checkHealthy(want int) error {
 	return err
 }
 
-// checkLogged returns an error unless the kubelet's log reports the wanted total number of VFs and the wanted number of healthy VFs.
+// checkLogged returns an error unless the kubelet's log reports these numbers of VFs and healthy VFs.
 func (l *testLab) checkLogged(total, healthy int) error {
 	lines := l.testKubelet.tailLog("Processed device updates for resource")
 	last := lines[strings.LastIndex(strings.TrimSpace(lines), "\n")+1:]
@@ -121,8 +120,8 @@ func (l *testLab) checkLogged(total, healthy int) error {
 	return nil
 }
 
-// TestLost: a VF disappears right after its allocation. The kubelet lists the VF as unhealthy until the pod ends, and then removes it. The
-// pod keeps running, also during a restart of the kubelet.
+// TestLost: a VF that disappears right after its allocation is listed as unhealthy until the pod ends, and then removed. The pod keeps
+// running, also during a restart of the kubelet.
 func TestLost(t *testing.T) {
 	node.Skip(t)
 	for _, policy := range []string{"none", "single-numa-node"} {

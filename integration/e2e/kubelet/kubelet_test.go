@@ -26,8 +26,8 @@ const (
 	podsURL     = "http://127.0.0.1:20255/pods"
 )
 
-// kubeletSettings is the kubelet's configuration. The Memory Manager requires that the memory in reservedMemory equals the sum of
-// systemReserved (462 Mi) and the eviction threshold (50 Mi). CPU 0 of each NUMA node is reserved for the system.
+// kubeletSettings is the kubelet's configuration. The Memory Manager requires that reservedMemory is the sum of systemReserved (462 Mi) and
+// the eviction threshold (50 Mi). CPU 0 of each NUMA node is the system's.
 const kubeletSettings = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 staticPodPath: ` + manifests + `
@@ -175,8 +175,8 @@ func (p *testProcess) hasEnded() bool {
 	return err == nil && info.Signo != 0
 }
 
-// runKubelet starts the kubelet and waits until it is healthy. The kubelet ends if containerd does not serve the CRI yet; then it is
-// started again, as systemd does.
+// runKubelet starts the kubelet and waits until it is healthy. It ends if containerd does not serve the CRI yet, and is then started again,
+// as by systemd.
 func (k *testKubelet) runKubelet() {
 	k.t.Helper()
 	start := func() {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(node.Lab{Needs: checkPrograms, Warm: fakeMachine, Env: []string{"RUNC=" + runc}}.Main(m))
 }
 
-// checkPrograms returns an error unless the required programs exist. checkPrograms does not check containerd and the CNI plugins.
+// checkPrograms returns an error unless the required programs exist, except containerd and the CNI plugins.
 func checkPrograms() error {
 	plugins, err := node.Plugins()
 	if err != nil {

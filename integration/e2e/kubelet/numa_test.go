@@ -13,7 +13,7 @@ import (
 // affinityError is the reason that the Topology Manager gives when it refuses a pod.
 const affinityError = "TopologyAffinityError"
 
-// checkAligned returns the NUMA node of the pod's CPUs and VFs. checkAligned fails the test if the CPUs and VFs are on several NUMA nodes.
+// checkAligned returns the NUMA node of the pod's CPUs and VFs, which must be on one.
 func (l *testLab) checkAligned(pod string) int {
 	l.t.Helper()
 	near, cpus := l.sameNUMA(pod, l.devicesOf(pod)), l.cpusOf(pod)
@@ -29,15 +29,14 @@ func (l *testLab) checkAligned(pod string) int {
 	return near
 }
 
-// TestPolicies checks which devices pods get under each policy of the Topology Manager. The CPU Manager and the Memory Manager use their
-// static policies, and the scope of the Topology Manager is "pod". A NUMA node has 8 VFs.
+// TestPolicies checks which devices pods get under each policy of the Topology Manager, with the scope "pod" and static CPU and Memory
+// Managers. A NUMA node has 8 VFs.
 func TestPolicies(t *testing.T) {
 	node.Skip(t)
 	for _, c := range []struct {
 		policy  string
 		aligned bool // CPUs and VFs are on the same NUMA nodes
-		// The field `nine` is the kubelet's reason for refusing a pod with 9 VFs and no exclusive CPUs. The field `nineAndCPU` is the
-		// reason for refusing a pod with 9 VFs and exclusive CPUs.
+		// nine is the kubelet's reason for refusing a pod with 9 VFs and no exclusive CPUs, and nineAndCPU the one with exclusive CPUs.
 		nine, nineAndCPU string
 	}{
 		{"none", false, "", ""},
@@ -64,8 +63,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// requestMost selects the NUMA node with the most free VFs, and starts a pod that requests as many VFs as are free on this NUMA node. The
-// pod must get VFs of only one NUMA node.
+// requestMost starts a pod that requests all free VFs of the NUMA node with the most of them. It must get VFs of only one NUMA node.
 func (l *testLab) requestMost(policy string, granted []string) {
 	l.t.Helper()
 	free := [numaNodes]int{8, 8}
@@ -81,8 +79,7 @@ func (l *testLab) requestMost(policy string, granted []string) {
 	l.removePods("many")
 }
 
-// runsOrNot starts a pod. The kubelet must refuse the pod for the wanted reason. If the wanted reason is empty, the pod must run with VFs
-// that no other pod has.
+// runsOrNot starts a pod. The kubelet must refuse it for the wanted reason or, if this is empty, run it with VFs that no other pod has.
 func (l *testLab) runsOrNot(pod string, limits podResources, want string, others []string) {
 	l.t.Helper()
 	if want == "" {
@@ -103,8 +100,8 @@ func (l *testLab) checkDistinct(ids []string) {
 }
 
 // TestGuide runs the example of the guides to the Topology Manager: pods with 4 CPUs, memory, a GPU and a NIC on two NUMA nodes. The first
-// two pods each get all resources from one NUMA node. The third pod would need resources of both NUMA nodes, and the kubelet refuses it. If
-// the device plugin reports no topology, a pod may get resources of both NUMA nodes.
+// two each get all from one node. The third would need both, so the kubelet refuses it. If the device plugin reports no topology, a pod may
+// get resources of both.
 func TestGuide(t *testing.T) {
 	l := newLab(t, "single-numa-node")
 	runGPUs(t)

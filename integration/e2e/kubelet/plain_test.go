@@ -12,9 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestPlainPod: a static pod gets an IPv4 and an IPv6 address, and the kubelet's status contains both addresses. The pod's server answers,
-// and the pod keeps both addresses when the kubelet restarts. No state of the pod remains after its end. The test runs with containerd and
-// with CRI-O.
+// TestPlainPod: a static pod gets an IPv4 and an IPv6 address, which are in the kubelet's status. Its server answers, it keeps both
+// addresses over a restart of the kubelet, and leaves no state, with containerd and with CRI-O.
 func TestPlainPod(t *testing.T) {
 	node.Skip(t)
 	l := &testLab{t: t, testKubelet: newKubelet(t, "none")}

@@ -63,11 +63,10 @@ func newPlugin(t *testing.T, sysfs, registration string) *devicePlugin {
 
 func (p *devicePlugin) config() string { return filepath.Join(p.dir, "config.json") }
 
-// socketPath returns the path of the daemon's socket. The path is outside of t.TempDir, because the paths in t.TempDir are too long for a
-// unix socket.
+// socketPath returns the daemon's socket, which is not in t.TempDir because its paths are too long for a unix socket.
 func (p *devicePlugin) socketPath() string { return "/run/podlace-sriov/sriov.sock" }
 
-// runDaemon starts the daemon as root and without any capability, as conf/cluster/components/sriov/sriov-device-plugin.yaml does.
+// runDaemon starts the daemon as root without any capability, like conf/cluster/components/sriov/sriov-device-plugin.yaml.
 func (p *devicePlugin) runDaemon() {
 	p.t.Helper()
 	p.startProgram("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", filepath.Join(p.bin, "sriov-device-plugin"),
@@ -75,8 +74,8 @@ func (p *devicePlugin) runDaemon() {
 		"--registration", p.registration, "--http", "unix:/run/node/plugin.sock", "--cdi-dir", "")
 }
 
-// awaitReady waits until the kubelet watches all resources of the plugin, and returns this time. It then waits until the kubelet has read
-// the list of VFs, because a pod that is admitted earlier never gets one.
+// awaitReady waits until the kubelet watches all resources of the plugin, and returns this time. It then waits until the list of VFs was
+// read, because a pod that is admitted earlier never gets one.
 func (p *devicePlugin) awaitReady(limit time.Duration) time.Duration {
 	p.t.Helper()
 	begin := time.Now()

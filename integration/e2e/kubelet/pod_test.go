@@ -37,7 +37,7 @@ func newLab(t *testing.T, policy string) *testLab {
 	return l
 }
 
-// prepareLab prepares a kubelet and a device plugin without starting them. At the end of the test, the pods end before the kubelet ends.
+// prepareLab prepares a kubelet and a device plugin without starting them. Pods end before the kubelet at the end of the test.
 func prepareLab(t *testing.T, policy, registration string) *testLab {
 	t.Helper()
 	l := &testLab{t: t, testKubelet: newKubelet(t, policy)}
@@ -56,8 +56,8 @@ func guaranteedLimits(cpus, vfs int) podResources {
 	return podResources{"cpu": fmt.Sprint(cpus), "memory": "64Mi", resource: fmt.Sprint(vfs)}
 }
 
-// putManifest writes a pod's manifest into the kubelet's folder. Each manifest has a different annotation, because the kubelet treats an
-// identical manifest as the same pod with the same devices.
+// putManifest writes a pod's manifest into the kubelet's folder. Its annotation is unique, because the kubelet takes an identical manifest
+// for the same pod with the same devices.
 func (l *testLab) putManifest(name string, limits podResources) {
 	l.t.Helper()
 	l.started++
@@ -197,7 +197,7 @@ func (l *testLab) variablesOf(name string) map[string]string {
 	return variables
 }
 
-// removePods ends pods. removePods waits until the pods are missing from the kubelet's list and have no sandbox.
+// removePods ends pods and waits until they have left the kubelet's list and have no sandbox.
 func (l *testLab) removePods(names ...string) {
 	l.t.Helper()
 	for _, name := range names {
@@ -248,7 +248,7 @@ func (l *testLab) removeAll() {
 	}
 }
 
-// sameNUMA returns the NUMA node of the devices. sameNUMA fails the test if the devices are on several NUMA nodes.
+// sameNUMA returns the NUMA node of the devices, which must be on one.
 func (l *testLab) sameNUMA(pod string, ids []string) int {
 	l.t.Helper()
 	for _, id := range ids {

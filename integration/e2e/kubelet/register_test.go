@@ -13,9 +13,9 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestRegister: pods get VFs if the plugin registers through the kubelet's device-plugins folder or through its plugins_registry folder.
-// The kubelet or the plugin may start first. Two VFs of a pod are on one NUMA node. The container's environment, the kubelet, the daemon's
-// socket and `podlace sriov ls` report the same VFs.
+// TestRegister: pods get VFs if the plugin registers through the kubelet's folder device-plugins or plugins_registry, whichever of the two
+// starts first. Two VFs of a pod are on one NUMA node. The container's environment, the kubelet, the daemon's socket and `podlace sriov ls`
+// report the same VFs.
 func TestRegister(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {

@@ -52,8 +52,8 @@ func (g podGrants) allGranted() (ids []string) {
 	return ids
 }
 
-// TestKubeletRestarts: after each restart or kill of the kubelet, the device plugin registers again within seconds. Running pods keep their
-// VFs. Each new pod that requests all free VFs runs, and gets no VF of another pod. This proves that no VF is lost or allocated twice.
+// TestKubeletRestarts: after each restart or kill of the kubelet, the device plugin registers again within seconds, and running pods keep
+// their VFs. A new pod gets all free VFs and none of another pod, so none is lost or allocated twice.
 func TestKubeletRestarts(t *testing.T) {
 	node.Skip(t)
 	for _, registration := range []string{"classic", "registry"} {
@@ -91,8 +91,8 @@ func (l *testLab) awaitHealthy() time.Duration {
 	return time.Since(begin)
 }
 
-// TestPluginRestarts: pods keep running while the daemon is stopped, and the restarted daemon reports their VFs. The kubelet allocates no
-// VF while the daemon is stopped.
+// TestPluginRestarts: while the daemon is stopped, pods keep running and the kubelet allocates no VF. The restarted daemon reports the
+// pods' VFs.
 func TestPluginRestarts(t *testing.T) {
 	l := newLab(t, "none")
 	g := podGrants{}

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/integration/harness/node"
 )
 
-// TestStory runs two pods with the shipped kubelet settings. On this node, 'podlace sriov explain' prints what docs/SRIOV.md shows.
+// TestStory: with two pods and the shipped kubelet settings, 'podlace sriov explain' prints what docs/SRIOV.md shows.
 func TestStory(t *testing.T) {
 	node.Skip(t)
 	l := prepareLab(t, "none", "classic")

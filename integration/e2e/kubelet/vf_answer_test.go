@@ -38,14 +38,14 @@ func hideSocket(t *testing.T) (show func()) {
 	})
 }
 
-// countRefusals returns the number of ADDs that failed because neither the daemon nor the kubelet reported the pod's VFs.
+// countRefusals returns the number of ADDs to which neither the daemon nor the kubelet reported the pod's VFs.
 func (l *vfLab) countRefusals() int {
 	data, _ := os.ReadFile(l.testKubelet.log)
 	return strings.Count(string(data), `plugin type=\"sriov\" failed (add): sriov add: find the VFs of the pod:`)
 }
 
-// TestDaemonAnswers: the configured folder of the kubelet does not exist, so the sriov plugin can ask only the daemon for a pod's VFs. Pods
-// with VFs and pods without VFs start.
+// TestDaemonAnswers: pods with and without VFs start although sriov can ask only the daemon, because the configured folder of the kubelet
+// does not exist.
 func TestDaemonAnswers(t *testing.T) {
 	l := newVFLab(t, `"kubeletDir": "/nonexistent"`)
 	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})
@@ -56,10 +56,9 @@ func TestDaemonAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestWhoAnswers: while the daemon runs, the daemon reports a pod's VFs to the sriov plugin. While the daemon is stopped, the kubelet
-// reports the same VFs. If neither the daemon nor the kubelet answers, the pod does not start until one of them answers again. While the
-// daemon is stopped, the kubelet starts no container that requests devices of the daemon. The sandbox of such a pod can still be replaced:
-// the new sandbox gets the pod's VFs, but no container starts in it.
+// TestWhoAnswers: the daemon reports a pod's VFs to the sriov plugin, and while it is stopped the kubelet reports the same. If neither
+// answers, the pod waits until one does. Without the daemon, the kubelet starts no container that requests its devices. The sandbox of such
+// a pod can still be replaced and gets its VFs, but no container starts in it.
 func TestWhoAnswers(t *testing.T) {
 	l := newVFLab(t)
 	l.putPod("web", containerSpec{name: "app", limits: podResources{resource: "2", slow: "1"}})
@@ -98,8 +97,8 @@ func TestWhoAnswers(t *testing.T) {
 	l.checkReturned()
 }
 
-// sendRequests repeatedly asks the kubelet for the list of all pods, at a given rate, until the function stop() is called. The function
-// stop() returns the number of requests that the kubelet rejected.
+// sendRequests keeps asking the kubelet for the list of all pods, at a given rate, until stop is called, which returns the number of
+// rejected requests.
 func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+podSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -125,7 +124,7 @@ func sendRequests(t *testing.T, rate int) (stop func() (limited int)) {
 	return sync.OnceValue(func() int { close(done); <-ended; conn.Close(); return limited })
 }
 
-// TestRateLimit (V-24): other programs exceed the kubelet's rate limit. Each pod gets its allocated VFs. A failed ADD succeeds when the
+// TestRateLimit (V-24): each pod gets its VFs although other programs exceed the kubelet's rate limit. A failed ADD succeeds when the
 // kubelet retries it.
 func TestRateLimit(t *testing.T) {
 	l := newVFLab(t)
@@ -139,7 +138,7 @@ func TestRateLimit(t *testing.T) {
 	for _, who := range []string{"daemon", "kubelet"} {
 		rate := 600
 		if who == "kubelet" {
-			// The kubelet's rate limit is 100 requests a second. If another program sends 600 requests a second, all ADDs of one minute may fail.
+			// The kubelet permits 100 requests a second. With 600 of another program, all ADDs of one minute may fail.
 			l.devicePlugin.endProgram(syscall.SIGTERM)
 			rate = 200
 		}
@@ -171,7 +170,7 @@ func TestRateLimit(t *testing.T) {
 	l.checkReturned()
 }
 
-// TestRestartDuringAdd (V-25): the kubelet is killed while an ADD waits for an answer from the daemon or from the kubelet.
+// TestRestartDuringAdd (V-25): the kubelet is killed while an ADD waits for an answer from it or from the daemon.
 func TestRestartDuringAdd(t *testing.T) {
 	l := newVFLab(t)
 	for _, who := range []string{"daemon", "kubelet"} {
@@ -223,7 +222,7 @@ func (l *vfLab) signal(s syscall.Signal) {
 	}
 }
 
-// refusedAtStart reports whether the restarted kubelet refuses a running pod because the device plugin is not yet registered.
+// refusedAtStart reports whether the restarted kubelet refuses a running pod because the device plugin has not registered yet.
 func (l *vfLab) refusedAtStart(pod string) (refused bool) {
 	l.t.Helper()
 	checkWithin(l.t, 60*time.Second, "pod "+pod+" starts or is refused", func() error {
@@ -239,7 +238,7 @@ func (l *vfLab) refusedAtStart(pod string) (refused bool) {
 	return refused
 }
 
-// TestSameName: a new pod has the same name as an ended pod, or replaces a pod that has not started. The new pod gets its own VFs.
+// TestSameName: a new pod with the name of one that has ended or not started gets its own VFs.
 func TestSameName(t *testing.T) {
 	l := newVFLab(t)
 	uid := ""

@@ -104,8 +104,8 @@ func journaledVFs(t *testing.T) (ids []string) {
 	return ids
 }
 
-// showCards mounts the PCI bus of a sysfs tree in the node's /sys until the test ends. The sriov plugin finds the PCI bus through this
-// mount. The rest of /sys is unchanged.
+// showCards mounts the PCI bus of a sysfs tree in the node's /sys, where the sriov plugin finds it, until the test ends. The rest of /sys
+// is unchanged.
 func showCards(t *testing.T, sysfs string) {
 	t.Helper()
 	top := t.TempDir()
@@ -197,8 +197,7 @@ type podSandbox struct {
 	containers []string // container IDs; endSandbox fills them in
 }
 
-// sandboxOf finds the sandbox of a pod in the OCI specifications that containerd writes for runc; the second result is false if the pod has
-// no sandbox.
+// sandboxOf finds a pod's sandbox in the OCI specifications that containerd writes for runc. The second result is false without one.
 func sandboxOf(pod string) (found podSandbox, ok bool) {
 	files, _ := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json")
 	for _, f := range files {

@@ -36,8 +36,8 @@ type vfLab struct {
 	ids    []string            // addresses of all VFs, sorted
 }
 
-// newVFLab starts the kubelet and the device plugin with a changed copy of the shipped conflist. The changed copy has an additional
-// resource at the start of the list of resources, and additional keys for the sriov plugin.
+// newVFLab starts the kubelet and the device plugin with a copy of the shipped conflist that has another resource at the start of the list,
+// and more keys for sriov.
 func newVFLab(t *testing.T, keys ...string) *vfLab {
 	t.Helper()
 	shipped, err := conf.Conflist(conflist)
@@ -80,7 +80,7 @@ type containerSpec struct {
 	first  bool // an init container
 }
 
-// The first line that each container prints begins with startMark. The rest of the line lists the interfaces of the container.
+// startMark begins the first line that each container prints, and the container's interfaces follow.
 const startMark = "interfaces when it starts:"
 
 // putPod writes a new pod's manifest into the kubelet's folder.
@@ -135,7 +135,7 @@ func (l *vfLab) awaitRunning(name, former string) (uid string) {
 	return uid
 }
 
-// checkAttached fails the test unless the pod's namespace contains exactly the given VFs as net1, net2 and so on, in addition to eth0.
+// checkAttached fails the test unless the pod has exactly these VFs as net1, net2 and so on beside eth0.
 func (l *vfLab) checkAttached(name string, ids ...string) {
 	l.t.Helper()
 	s, ok := sandboxOf(name)
@@ -177,8 +177,8 @@ func (l *vfLab) checkVFs(name, uid string, ids ...string) {
 	}
 }
 
-// checkStarts fails the test unless a container listed the wanted interfaces at each start. checkStarts ignores an earlier start without
-// output, because the kubelet removes old logs and may kill a container before it prints a line.
+// checkStarts fails the test unless a container listed the wanted interfaces at each start. It ignores an earlier start without output,
+// because the kubelet removes old logs and may kill a container before its first line.
 func (l *vfLab) checkStarts(logs, want string) {
 	l.t.Helper()
 	checkWithin(l.t, 10*time.Second, "a container of "+logs+" begins", func() error {
@@ -212,7 +212,7 @@ func (l *vfLab) allocatedVFs(pod, container, of string) (ids []string) {
 	return ids
 }
 
-// checkReturned waits for the end of all sandboxes, and fails the test unless all VFs are on the node with their original settings.
+// checkReturned waits for the end of all sandboxes. All VFs must be on the node with their original settings.
 func (l *vfLab) checkReturned() {
 	l.t.Helper()
 	checkWithin(l.t, 30*time.Second, "no VF has a journal", func() error { // the kubelet forgets pods before their sandboxes end
@@ -266,8 +266,8 @@ func (l *vfLab) awaitNewSandbox(pod string, former podSandbox) {
 	})
 }
 
-// awaitRestarted waits until the pod's containers run in a new sandbox. awaitRestarted ignores restart counts, because they start at 0
-// again after the kubelet has removed the old container.
+// awaitRestarted waits until the pod's containers run in a new sandbox. Restart counts do not tell, because they start at 0 again once the
+// kubelet has removed the old container.
 func (l *vfLab) awaitRestarted(pod string, former podSandbox) {
 	l.t.Helper()
 	l.awaitNewSandbox(pod, former)

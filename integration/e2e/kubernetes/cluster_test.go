@@ -159,8 +159,7 @@ func (c *testCluster) stopCluster(t *testing.T) {
 	_ = os.RemoveAll(c.dir)
 }
 
-// kubeletSysctls returns the values of some sysctls of the whole host. A kubelet changes these sysctls even if it runs in its own
-// namespaces.
+// kubeletSysctls returns sysctls of the whole host that a kubelet changes even from its own namespaces.
 func kubeletSysctls() (values string) {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
 		data, _ := os.ReadFile("/proc/sys/" + name)
@@ -169,7 +168,7 @@ func kubeletSysctls() (values string) {
 	return values
 }
 
-// runScript runs a command of cluster.sh and returns its output. The command "exec" runs a program in one machine of the cluster.
+// runScript runs a command of cluster.sh, such as "exec" for a program in one machine, and returns its output.
 func (c *testCluster) runScript(t *testing.T, verb string, args ...string) string {
 	t.Helper()
 	out, err := c.try(verb, "", args...)

@@ -8,9 +8,8 @@ import (
 	"testing"
 )
 
-// TestCRIO: all paths of the test matrix (see netPath) work in a cluster whose third node runs CRI-O, with the shipped manifest. CRI-O maps
-// the hostPorts of its pods itself and passes no hostPorts to portmap. If CRI-O's mapping of hostPorts is disabled, the hostPorts of the
-// pods do not work.
+// TestCRIO: all paths (see netPath) work in a cluster whose third node runs CRI-O, with the shipped manifest. CRI-O maps hostPorts itself
+// and passes none to portmap, so they do not work if its mapping is disabled.
 func TestCRIO(t *testing.T) {
 	folder := os.Getenv("CRIO")
 	if folder == "" {
@@ -32,8 +31,8 @@ func TestCRIO(t *testing.T) {
 	t.Run("disable_hostport_mapping", func(t *testing.T) { w.withoutHostPorts(t) })
 }
 
-// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3. After the restart, the pod is reachable, but
-// its hostPort is not reachable.
+// withoutHostPorts restarts CRI-O with disable_hostport_mapping and replaces the pod server3, which is then reachable, but not at its
+// hostPort.
 func (w *testWorld) withoutHostPorts(t *testing.T) {
 	w.runScript(t, "exec", "node3", "sh", "-ec", `sed -i '/^\[crio.runtime\]/a disable_hostport_mapping = true' /run/node/crio.conf
 		old=$(cat /run/node/crio.pid); kill $old

@@ -16,8 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the table of source addresses in docs/CLUSTER.md")
 
-// TestSourceAddresses compares the table of docs/CLUSTER.md with the list of paths that the other tests check. TestSourceAddresses needs no
-// cluster.
+// TestSourceAddresses compares the table of docs/CLUSTER.md with the paths that the other tests check. It needs no cluster.
 func TestSourceAddresses(t *testing.T) {
 	const file, head = "../../../docs/CLUSTER.md", "| From | To | Server sees | Except |\n| --- | --- | --- | --- |\n"
 	data, err := os.ReadFile(file)
@@ -89,7 +88,7 @@ func (p netPath) words(seen string) string {
 	return "the pod's node"
 }
 
-// exceptionsOf lists the cluster setups in which the result of the path differs from the result with IPv4 and kube-proxy in iptables mode.
+// exceptionsOf lists the cluster setups with another result than IPv4 and kube-proxy in iptables mode.
 func (p netPath) exceptionsOf() string {
 	var list []string
 	usual := clusterSetup{proxy: "iptables"}

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// Each constant "block…" is the number of a shell block in the section "From flannel" in docs/MOVING.md. TestFlannel runs each line of
-// each block.
+// Numbers of shell blocks in the section "From flannel" of docs/MOVING.md. TestFlannel runs each line of each.
 const (
 	blockApply = iota
 	blockLeftovers
@@ -39,9 +38,8 @@ type flannelCluster struct {
 	oldRules string // the commands that remove the rules of flannel and of the reference plugins
 }
 
-// TestFlannel moves a cluster from flannel to Podlace, back to flannel, and again to Podlace, with the commands of docs/MOVING.md. The
-// pods' connections survive. With the backend host-gw, no packet is lost. With the backend vxlan, packets between two nodes are lost until
-// both nodes have the tunnel.
+// TestFlannel moves a cluster from flannel to Podlace, back, and again to Podlace, with the commands of docs/MOVING.md. Pods' connections
+// survive. No packet is lost with the backend host-gw; with vxlan, those between two nodes are lost until both have the tunnel.
 func TestFlannel(t *testing.T) {
 	if os.Getenv("FLANNEL") == "" || os.Getenv("REFERENCE") == "" {
 		t.Skip("SKIP, no flannel: FLANNEL or REFERENCE is not set; make cluster ARGS='-test -run TestFlannel' builds both")
@@ -69,7 +67,7 @@ func TestFlannel(t *testing.T) {
 	}
 }
 
-// startFlannel starts a cluster with flannel as its pod network, and starts the pods and Services of the test matrix (see matrixPods and
+// startFlannel starts a cluster with flannel as its pod network, and the pods and Services of the matrix (see matrixPods and
 // matrixServices).
 func startFlannel(t *testing.T, backend string) *flannelCluster {
 	t.Helper()
@@ -127,8 +125,7 @@ func (c *testCluster) write(t *testing.T, name, text string) {
 	}
 }
 
-// documentedBlocks returns the code blocks of one language in a section of a document. documentedBlocks fails the test unless the section
-// has the wanted number of blocks.
+// documentedBlocks returns the code blocks of a language in a section, which must have this many.
 func documentedBlocks(t *testing.T, document, heading, lang string, want int) (list []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", document))
@@ -177,7 +174,7 @@ func (f *flannelCluster) startDaemons(t *testing.T) {
 	}
 }
 
-// takeOver moves the cluster to Podlace, stops flannel, and removes flannel's state, except for the state that running pods still need.
+// takeOver moves the cluster to Podlace, stops flannel, and removes its state, except what running pods still need.
 func (f *flannelCluster) takeOver(t *testing.T) {
 	t.Helper()
 	f.write(t, "podlace.yaml", f.manifest)
@@ -213,8 +210,7 @@ func (f *flannelCluster) removePodlace(t *testing.T) {
 	f.ask4(t, "client1", "server2")
 }
 
-// removeFlannel deletes the last pods that flannel attached, and then flannel's rules. While removeFlannel runs, traffic between Podlace's
-// pods continues.
+// removeFlannel deletes the last pods that flannel attached, and then its rules, while traffic between Podlace's pods continues.
 func (f *flannelCluster) removeFlannel(t *testing.T) {
 	t.Helper()
 	during := f.startTraffic(t, "last", "last")
@@ -240,8 +236,7 @@ func (f *flannelCluster) removeFlannel(t *testing.T) {
 	}
 }
 
-// checkRoutes waits until each node has the routes that lead to the other nodes. All these routes must belong to the wanted program, either
-// Podlace (protocol 142) or flannel.
+// checkRoutes waits until each node has the routes to the others, all of which must be Podlace's (protocol 142) or all flannel's.
 func (f *flannelCluster) checkRoutes(t *testing.T, whose string) {
 	t.Helper()
 	for _, n := range f.nodes {

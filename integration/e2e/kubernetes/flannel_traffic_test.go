@@ -62,8 +62,8 @@ func (f *flannelCluster) open(t *testing.T, network string, p dialPath) (conn ne
 	return conn
 }
 
-// openUDP opens a UDP flow and waits for the first answer of the server. openUDP uses a new socket for each attempt. If a socket sends data
-// before kube-proxy has the Service's rules, the kernel keeps a wrong route for this socket.
+// openUDP opens a UDP flow and waits for the first answer. Each attempt has a new socket, because the kernel keeps a wrong route for one
+// that sends before kube-proxy has the Service's rules.
 func (f *flannelCluster) openUDP(t *testing.T, p dialPath) net.Conn {
 	t.Helper()
 	for deadline := time.Now().Add(callPatience); ; {
@@ -143,7 +143,7 @@ func (c *openCalls) ended() bool {
 	}
 }
 
-// endCalls prints the losses. endCalls fails the test if a connection was lost. Lost datagrams fail the test unless losses are expected.
+// endCalls prints the losses. A lost connection fails the test, and so do lost datagrams unless they are expected.
 func (c *openCalls) endCalls(t *testing.T, what string, lossy bool) {
 	t.Helper()
 	close(c.stop)
@@ -157,8 +157,7 @@ func (c *openCalls) endCalls(t *testing.T, what string, lossy bool) {
 	}
 }
 
-// startTraffic connects pods of different nodes by their addresses and by a Service, and connects pods with the machine outside of the
-// cluster.
+// startTraffic connects pods of different nodes by address and by a Service, and with the machine outside the cluster.
 func (f *flannelCluster) startTraffic(t *testing.T, from, to string) *openCalls {
 	t.Helper()
 	server, outside := f.services["server2"]["4"], f.places["outside"].address["4"]
@@ -190,8 +189,8 @@ func (f *flannelCluster) tcpPaths(from, to string) (paths []dialPath) {
 	return paths
 }
 
-// addPodsOf starts a pod on each node, and checks that the network in the argument `maker` (Podlace or flannel) attached the pod. Old pods,
-// new pods and the machine outside of the cluster must answer.
+// addPodsOf starts a pod on each node, which maker (Podlace or flannel) must have attached. Old pods, new pods and the machine outside the
+// cluster must answer.
 func (f *flannelCluster) addPodsOf(t *testing.T, name, maker string) {
 	t.Helper()
 	var objects []any

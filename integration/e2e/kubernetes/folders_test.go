@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestFolders removes or moves folders of the node while the agent runs, as `kubeadm reset` does. The agent then exits, and the kubelet
-// starts a new container that mounts the current folders. The new container fills these folders without any action of an administrator.
+// TestFolders removes or moves folders of the node while the agent runs, as `kubeadm reset` does. The agent exits, and its next container
+// mounts and fills the current folders without an administrator.
 func TestFolders(t *testing.T) {
 	c := startCluster(t, "4 6")
 	c.setUpNetwork(t)

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// TestKilled: after the parent process of a cluster is killed, nothing of the cluster remains. A second cluster with the same addresses
-// keeps running.
+// TestKilled: nothing remains of a cluster whose parent process is killed. A second one with the same addresses keeps running.
 func TestKilled(t *testing.T) {
 	one := startCluster(t, "4 6")
 	two := startCluster(t, "4 6")

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// TestDualStack: all paths of the test matrix (see netPath) work in both modes of kube-proxy, with br_netfilter on and off, and with the
-// option masqueradeAll of kube-proxy.
+// TestDualStack: all paths (see netPath) work in both modes of kube-proxy, with br_netfilter on and off, and with masqueradeAll.
 func TestDualStack(t *testing.T) {
 	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.setUpNetwork(t)
@@ -70,7 +69,7 @@ func (c *testCluster) writeProxy(t *testing.T, n string, s clusterSetup) bool {
 	return true
 }
 
-// setProxy changes the kube-proxy configuration of the nodes, and restarts kube-proxy on each node with a changed file.
+// setProxy changes kube-proxy's configuration, and restarts it on each node where the file changed.
 func (c *testCluster) setProxy(t *testing.T, s clusterSetup) {
 	t.Helper()
 	changed := map[string]string{}
@@ -90,8 +89,8 @@ func (c *testCluster) proxyPID(t *testing.T, n string) string {
 	return strings.TrimSpace(c.runScript(t, "exec", n, "cat", "/run/node/proxy.pid"))
 }
 
-// awaitProxy waits until kube-proxy on the node has a new process and has changed its mode. The rules of the new mode must contain the last
-// Service of the test matrix, and the rules of the old mode must be gone.
+// awaitProxy waits until a new kube-proxy has changed the node's mode: the rules of the new mode have the matrix's last Service, and those
+// of the old one are gone.
 func (c *testCluster) awaitProxy(t *testing.T, node, mode, before string) {
 	t.Helper()
 	script := map[string]string{

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killAgents kills agents at random times, including during their start, while pods are created and deleted. After each kill, the kubelet
-// restarts the container within a second (maxContainerRestartPeriod).
+// killAgents kills agents at random times, also during their start, while pods come and go. The kubelet restarts them within a second
+// (maxContainerRestartPeriod).
 func (l *clusterLife) killAgents(t *testing.T) {
 	var monitors []*eventMonitor
 	for _, n := range l.machineNames()[1:] {

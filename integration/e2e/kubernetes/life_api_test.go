@@ -97,8 +97,7 @@ func (l *clusterLife) awaitNode(t *testing.T, i int) {
 	}
 }
 
-// joinNodes creates and deletes 20 Node objects one after another. The agents add and remove the routes. The routes to the existing nodes
-// do not change.
+// joinNodes creates and deletes 20 Nodes, whose routes the agents add and remove. Routes to the existing nodes stay.
 func (l *clusterLife) joinNodes(t *testing.T) {
 	const count = 20
 	before := l.allRoutes(t)

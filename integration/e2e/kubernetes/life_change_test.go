@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/agent/noderoutes"
 )
 
-// endTraffic ends the flows. endTraffic returns the longest time without a reply in the flows from or to the given node. endTraffic fails
-// the test if a flow between two other nodes lost packets.
+// endTraffic ends the flows and returns the longest time without a reply from or to the given node. A flow between two others must not have
+// lost a packet.
 func (r *echoTraffic) endTraffic(t *testing.T, node string) (outage time.Duration) {
 	t.Helper()
 	lost, most := r.endFlows(t, node)
@@ -56,8 +56,7 @@ func (l *clusterLife) foreignDaemon(t *testing.T) {
 	l.checkReach(t)
 }
 
-// flapLink sets a node's link down and up. After the link is up again, flapLink restores the routes that the agent does not own, as a
-// network manager does.
+// flapLink sets a node's link down and up, and restores the routes that are not the agent's, as a network manager does.
 func (l *clusterLife) flapLink(t *testing.T) {
 	before := l.agentRoutes(t, "node2")
 	tr := l.startTraffic(t, podPairs()...)
@@ -103,8 +102,7 @@ func (c *testCluster) watchNode(t *testing.T, node, path, wanted string) <-chan 
 	return told
 }
 
-// restartKubelet replaces a text in the kubelet's arguments on a node, and kills the kubelet. The restarted kubelet has the changed
-// arguments.
+// restartKubelet replaces a text in the arguments of a node's kubelet and kills it, so that it restarts with them.
 func (c *testCluster) restartKubelet(t *testing.T, node, old, now string) {
 	t.Helper()
 	file := filepath.Join(c.dir, node, "services", "kubelet")
@@ -123,8 +121,7 @@ func (c *testCluster) restartKubelet(t *testing.T, node, old, now string) {
 	c.runScript(t, "exec", node, "sh", "-c", "kill -KILL $(cat /run/node/kubelet.pid)")
 }
 
-// changeAddress replaces the addresses of a node, and the kubelet reports the new addresses. At the end, changeAddress restores the old
-// addresses.
+// changeAddress replaces a node's addresses, which the kubelet reports, and restores them in the end.
 func (l *clusterLife) changeAddress(t *testing.T) {
 	old, now := [2]string{"192.0.2.12", "2001:db8::12"}, [2]string{"192.0.2.22", "2001:db8::22"}
 	before := l.allRoutes(t)

@@ -91,7 +91,7 @@ func (r *podChurn) deleteBatch(batch int) error {
 	return err
 }
 
-// endChurn waits until all pods have started and are deleted. endChurn fails the test unless each ADD and DEL succeeded.
+// endChurn waits until all pods have started and are deleted. Each ADD and DEL must have succeeded.
 func (r *podChurn) endChurn(t *testing.T) {
 	t.Helper()
 	close(r.stop)
@@ -116,7 +116,7 @@ func (r *podChurn) endChurn(t *testing.T) {
 	r.kubectl(t, "delete", "namespace", churnNamespace, "--wait=false")
 }
 
-// failedSandboxes returns the events in which kubelets report that the runtime could not create or end a sandbox of the namespace.
+// failedSandboxes returns the events of sandboxes that the runtime could not create or end.
 func (c *testCluster) failedSandboxes(t *testing.T, namespace string) (texts []string) {
 	t.Helper()
 	var events struct {

@@ -11,8 +11,8 @@ import (
 
 var exhausted = flag.Duration("exhausted", 45*time.Second, "TestPoolExhausted: how long pods wait for an address")
 
-// TestPoolExhausted: 9 pods are scheduled to a node with 5 pod addresses. The node stays Ready, no pod is evicted, and waiting pods start
-// when other pods end.
+// TestPoolExhausted: of 9 pods on a node with 5 pod addresses, none is evicted, and those that wait start when others end. The node stays
+// Ready.
 func TestPoolExhausted(t *testing.T) {
 	const room, count = 5, 9
 	c := startCluster(t, "4 6", "CONTROLLERS=--node-cidr-mask-size-ipv4=29")

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rebootNode ends a node as a power failure does, and starts it with the files of its disk: plugins, conflist, leases. After the start, the
-// agent must add all routes before the first ADD creates the bridge.
+// rebootNode ends a node as a power failure does, and starts it with its disk: plugins, conflist, leases. The agent must add all routes
+// before the first ADD creates the bridge.
 func (l *clusterLife) rebootNode(t *testing.T) {
 	before := l.agentRoutes(t, "node2")
 	if err := os.Remove(l.dir + "/node2/containerd.log"); err != nil {

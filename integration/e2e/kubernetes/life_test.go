@@ -25,8 +25,7 @@ var (
 	apiAway = flag.Duration("api-away", time.Minute, "TestClusterLife: how long the API server is away")
 )
 
-// eventLimit is the maximum time that the tests wait for an expected event. This timeout is long because some machines are slow. eventLimit
-// is not a performance target.
+// eventLimit is how long to wait for an event on a slow machine. It is no performance target.
 const eventLimit = 2 * time.Minute
 
 // TestClusterLife: events such as a reboot cause only unavoidable packet losses, and no ADD fails.
@@ -141,7 +140,7 @@ func (l *clusterLife) awaitAgents(t *testing.T) {
 	l.kubectl(t, "-n", "podlace", "rollout", "status", "daemonset/podlace-node", "--timeout=120s")
 }
 
-// gatewayOf returns the gateway through which a node sends packets for an address. If the route has no gateway, gatewayOf returns the link.
+// gatewayOf returns the gateway through which a node sends packets for an address, or else the link.
 func (l *clusterLife) gatewayOf(t *testing.T, node, address string) (via string) {
 	t.Helper()
 	err := l.places[node].Do(func() error {

@@ -20,8 +20,8 @@ import (
 // requestPace is the time between two echo requests of a flow. Six flows together send 1,000 requests a second.
 const requestPace = 6 * time.Millisecond
 
-// echoFlow is a stream of echo requests from a pod to a pod of another node. The sender's kernel counts the replies, so a slow test process
-// misses no reply. The kernel counts all replies to a pod together, so two flows of the same family must never start in the same pod.
+// echoFlow is a stream of echo requests to a pod of another node. The sender's kernel counts the replies, so a slow test misses none. It
+// counts those to a pod together, so two flows of a family must not start in the same pod.
 type echoFlow struct {
 	from, to, family string
 	place            *netPlace
@@ -45,8 +45,7 @@ func podPairs() [][2]string {
 	return [][2]string{{"client1", "server2"}, {"client2", "server3"}, {"client3", "server1"}}
 }
 
-// pairWithoutNode2 returns a pair of pods on nodes other than node2. Tests can use this pair together with podPairs, because no pair in
-// podPairs starts at the same pod.
+// pairWithoutNode2 returns a pair of pods on other nodes than node2. It can be used with podPairs, none of which starts at the same pod.
 func pairWithoutNode2() [2]string { return [2]string{"server3", "client1"} }
 
 // startTraffic starts an IPv4 and an IPv6 flow between each pair of pods.
@@ -77,7 +76,7 @@ func (f *echoFlow) open(address string) error {
 	})
 }
 
-// runFlow sends requests at fixed times. A late request does not delay the next request. A request that cannot be sent counts as lost.
+// runFlow sends requests at fixed times, so that a late one does not delay the next. One that cannot be sent counts as lost.
 func (f *echoFlow) runFlow(stop chan struct{}) {
 	message := make([]byte, 64)
 	message[0] = map[string]byte{"4": 8, "6": 128}[f.family]
@@ -100,7 +99,7 @@ func (f *echoFlow) runFlow(stop chan struct{}) {
 	}
 }
 
-// The function checksum() returns the Internet checksum of RFC 1071.
+// checksum returns the Internet checksum of RFC 1071.
 func checksum(message []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(message); i += 2 {
@@ -146,9 +145,8 @@ func (f *echoFlow) countLost(t *testing.T) int {
 	return sent - (f.countReplies(t) - f.before)
 }
 
-// endFlows stops the flows, waits for outstanding replies, and prints the losses of each flow. endFlows returns two numbers of lost
-// packets: the sum for the flows between other nodes, and the largest loss of a single flow from or to a pod of the given node. If the name
-// of the node is empty, the first number includes all flows.
+// endFlows stops the flows, waits for outstanding replies, and prints the losses of each. It returns the sum of lost packets between other
+// nodes, and the largest loss of a flow from or to a pod of this node. Without a node's name, the sum includes all.
 func (r *echoTraffic) endFlows(t *testing.T, except string) (lost, exceptLost int) {
 	t.Helper()
 	close(r.stop)

@@ -18,8 +18,8 @@ var updateFrom = flag.String("update-from", "", "TestUpdate: the revision of the
 
 const olderImage = "localhost/podlace:older"
 
-// TestUpdate updates a cluster from the manifest of an earlier commit, whose conflist is a chain, to the manifest of this commit. During
-// the update, pods exchange traffic, and other pods are created and deleted.
+// TestUpdate updates a cluster from an earlier commit's manifest, whose conflist is a chain, to this commit's. Meanwhile, pods exchange
+// traffic, and others are created and deleted.
 func TestUpdate(t *testing.T) {
 	shipped := shippedManifest(t)
 	image, older := buildOlder(t)
@@ -47,11 +47,10 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestTakeOver applies the manifest to a cluster with manually configured routes. The manual routes of the cluster (protocol boot) become
-// routes of the agent.
+// TestTakeOver applies the manifest to a cluster with manual routes (protocol boot), which become the agent's.
 func TestTakeOver(t *testing.T) {
 	shipped := shippedManifest(t)
-	// The router has manual routes to the pods of all nodes. Therefore traffic to the node in the other subnet needs no tunnel.
+	// The router has manual routes to the pods of all nodes, so the node in the other subnet needs no tunnel.
 	ours := strings.Replace(shipped, `"offLink": "vxlan"`, `"offLink": "fabric", "adopt": ["boot"]`, 1)
 	if ours == shipped {
 		t.Fatal("the manifest sets no offLink to vxlan")
@@ -71,8 +70,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// While traffic flows, replaceAgents applies a change that replaces the agents, and waits for the new agents. replaceAgents fails the test
-// if a packet is lost or an ADD fails.
+// replaceAgents applies a change that replaces the agents, and waits for the new ones. No packet may be lost and no ADD may fail.
 func (l *clusterLife) replaceAgents(t *testing.T, change func()) {
 	t.Helper()
 	var monitors []*eventMonitor

@@ -43,8 +43,7 @@ func (w *testWorld) ownerOf(a netip.Addr) string {
 	return a.String()
 }
 
-// testPath tests a path, and returns the text of one cell in the table that testMatrix prints. The second result of testPath describes an
-// unexpected outcome.
+// testPath returns a cell of testMatrix's table. The second result describes an unexpected outcome.
 func (w *testWorld) testPath(p netPath, s clusterSetup, network, family string) (cell, wrong string) {
 	want, refused := p.expectedSource(s, family)
 	limit := dialLimit
@@ -69,7 +68,7 @@ func (w *testWorld) testPath(p netPath, s clusterSetup, network, family string) 
 	return cell, ""
 }
 
-// awaitPaths waits until all paths work or the deadline passes, because kube-proxy learns of a ready backend with a delay.
+// awaitPaths waits for all paths or the deadline, because kube-proxy learns of a ready backend with a delay.
 func (w *testWorld) awaitPaths(s clusterSetup, paths []netPath) {
 	end := time.Now().Add(30 * time.Second)
 	for _, p := range paths {
@@ -87,8 +86,7 @@ func (w *testWorld) awaitPaths(s clusterSetup, paths []netPath) {
 	}
 }
 
-// testMatrix waits until kube-proxy serves all Services, and then tests all paths. testMatrix prints the table of the source addresses that
-// the servers see.
+// testMatrix tests all paths once kube-proxy serves all Services, and prints the table of the source addresses that servers see.
 func (w *testWorld) testMatrix(t *testing.T, s clusterSetup) {
 	t.Helper()
 	w.awaitPaths(s, s.allPaths())

@@ -4,8 +4,8 @@ package kubernetes_test
 
 import "strings"
 
-// netPath describes one path from a client to a server. The table of source addresses in docs/CLUSTER.md shows all of them. The
-// tests use each path over IPv4 and IPv6, with TCP and with UDP.
+// netPath is a path from a client to a server, used over IPv4 and IPv6, with TCP and with UDP. docs/CLUSTER.md has all of them in the table
+// of source addresses.
 type netPath struct {
 	client, target string // names in the table
 	from           string // place
@@ -62,7 +62,7 @@ func servicePaths() []netPath {
 	}
 }
 
-// nodePortPaths returns the paths to NodePorts. The paths named "Local" lead to Services with externalTrafficPolicy: Local.
+// nodePortPaths returns the paths to NodePorts, those named "Local" to Services with externalTrafficPolicy: Local.
 func nodePortPaths() []netPath {
 	server1, local1 := nodePort("server1"), nodePort("local1")
 	return []netPath{

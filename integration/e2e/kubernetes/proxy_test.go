@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestKubeProxy: all paths work after a kill of kube-proxy, and after a switch to the other mode and back. The paths that do not pass
-// through kube-proxy also work while kube-proxy is stopped. Connections that do not pass through kube-proxy survive all changes.
+// TestKubeProxy: all paths work after a kill of kube-proxy, and after a switch to the other mode and back. Paths without kube-proxy also
+// work while it is stopped, and their connections survive all changes.
 func TestKubeProxy(t *testing.T) {
 	c := startCluster(t, "4 6", "PROXY=nftables", "BRIDGE_NF=1")
 	c.setUpNetwork(t)
@@ -61,8 +61,7 @@ func (c *testCluster) killProxy(t *testing.T, s clusterSetup) {
 	}
 }
 
-// cleanProxy stops kube-proxy on all nodes and removes its rules. While kube-proxy is stopped, cleanProxy checks the paths that need no
-// kube-proxy. Then cleanProxy starts kube-proxy again.
+// cleanProxy stops kube-proxy on all nodes, removes its rules, checks the paths that do not need it, and starts it again.
 func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 	t.Helper()
 	pids := map[string]string{}
@@ -85,8 +84,8 @@ func (w *testWorld) cleanProxy(t *testing.T, s clusterSetup, direct []netPath) {
 	}
 }
 
-// holdOpen opens a TCP connection and a UDP flow for each path and family, and exchanges a message every 20 ms over each of them. The
-// returned function stops the exchange, and returns the number of messages and a list of the lost connections.
+// holdOpen exchanges a message every 20 ms over a TCP connection and a UDP flow for each path and family. The returned function stops this,
+// and returns the number of messages and the lost connections.
 func (w *testWorld) holdOpen(t *testing.T, s clusterSetup, paths []netPath) func() (asked int, lost []string) {
 	t.Helper()
 	var group sync.WaitGroup

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// Each constant "remove…" is the number of a shell block in the section "Removing Podlace" in docs/CLUSTER.md. TestRemoval runs each line
-// of each block.
+// Numbers of shell blocks in the section "Removing Podlace" of docs/CLUSTER.md. TestRemoval runs each line of each.
 const (
 	removeApply = iota
 	removeNames
@@ -19,8 +18,7 @@ const (
 	removeBlocks
 )
 
-// otherConflist configures a network that uses the reference plugins. The file of otherConflist has a name that sorts after the name of
-// Podlace's file.
+// otherConflist is a network of the reference plugins. Its file sorts after Podlace's.
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge", "bridge": "other0", "isGateway": true,
 	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/24"}]]}}]}`
 
@@ -32,8 +30,8 @@ const findLeft = `ls -d /opt/cni/bin/podlace-* /etc/cni/net.d/*podlace* /run/pod
 	! command -v nft >/dev/null || nft list tables | grep podlace
 	:`
 
-// TestRemoval removes Podlace with the commands of docs/CLUSTER.md while pods run, in a cluster with and without another pod network. After
-// the removal, no node has any state of Podlace.
+// TestRemoval removes Podlace with the commands of docs/CLUSTER.md while pods run, with and without another pod network. No node keeps any
+// of its state.
 func TestRemoval(t *testing.T) {
 	c := startCluster(t, "4 6")
 	steps := documentedBlocks(t, "docs/CLUSTER.md", "Removing Podlace", "bash", removeBlocks)
@@ -89,7 +87,7 @@ func (c *testCluster) awaitRemovalLog(t *testing.T, lines string, pods ...string
 	t.Helper()
 	log := ""
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
-		// The `kubectl logs` command fails while an agent's pod is being replaced, because the pod has no log during the replacement.
+		// `kubectl logs` fails while an agent's pod is being replaced, which has no log then.
 		log, _ = c.try("exec", "", "plane", "env", "PATH="+os.Getenv("KUBERNETES")+":"+os.Getenv("PATH"), "bash", "-ec", lines)
 		missing := 0
 		for _, p := range pods {

@@ -48,7 +48,7 @@ func byFamily(addresses []string) map[string]string {
 	return m
 }
 
-// matrixPods returns the pods of the test matrix. On each node, the test matrix has a server pod with a hostPort, and a client pod.
+// matrixPods returns a server pod with a hostPort and a client pod for each node.
 func matrixPods() (objects []any) {
 	objects = append(objects, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
 	for _, node := range []string{"1", "2", "3"} {
@@ -96,7 +96,7 @@ func nodePort(service string) int {
 	return map[string]int{"server1": 31001, "server2": 31002, "server3": 31003, "client1": 31004, "local1": 31005}[service]
 }
 
-// newWorld starts the pods and Services of the matrix. Servers in each pod and in the machine outside of the cluster answer with their name
+// newWorld starts the pods and Services of the matrix. Servers in each pod and in the machine outside the cluster answer with their name
 // and the client's address.
 func newWorld(t *testing.T, c *testCluster) *testWorld {
 	t.Helper()
@@ -153,7 +153,7 @@ func (w *testWorld) addCIDRs(t *testing.T) {
 	}
 }
 
-// addPods finds the network namespace of each pod by the pod's addresses, and stores the namespace in the map `places`.
+// addPods finds each pod's network namespace by its addresses, and stores it in places.
 func (w *testWorld) addPods(t *testing.T) {
 	t.Helper()
 	var list struct {
@@ -206,8 +206,8 @@ func netnsOf(folder, address string) (string, error) {
 	return "", fmt.Errorf("no network namespace in %s has the address %s", folder, address)
 }
 
-// serveName runs a server on port 8080 for TCP and UDP until the end of the test. The server answers with the name of its pod or machine,
-// and with the client's address. After its answer, the server sends all data of a TCP connection back.
+// serveName runs a server on port 8080 for TCP and UDP until the end of the test. It answers with its pod's or machine's name and the
+// client's address, and then returns all data of a TCP connection.
 func serveName(t *testing.T, name string, p *netPlace) {
 	t.Helper()
 	var tcp net.Listener

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command calico is a test double of Calico's main plugin. Like Calico, the test double connects a pod by a veth pair without a bridge. The
-// pod's addresses have the prefix length 32 or 128. The pod's IPv4 gateway is an address that no machine has, and the node answers ARP
-// requests for this address (proxy_arp). The IPv6 gateway is the node's link-local address. The node has a route to each pod. The result of
-// the plugin contains no interface of the pod. The configured IPAM plugin assigns the addresses. In the IPAM configuration, the test double
-// replaces usePodCidr and usePodCidrIPv6 with the node's pod CIDRs.
+// Command calico is a test double of Calico's main plugin. It connects a pod by a veth pair without a bridge, with addresses of prefix
+// length 32 or 128 from the configured IPAM plugin, in whose configuration it replaces usePodCidr and usePodCidrIPv6. The IPv4 gateway is
+// an address of no machine, for which the node answers ARP (proxy_arp); the IPv6 gateway is the node's link-local address. The node has a
+// route to each pod, and the result has no interface of it.
 package main
 
 import (
@@ -35,8 +34,7 @@ const (
 	podCIDRIPv6 = "fd73::/64"
 )
 
-// hostMAC is the MAC address of the host-side veths. The pods' gateways are the constants gateway and gatewayIPv6. The kernel derives
-// gatewayIPv6 from hostMAC.
+// hostMAC is the MAC of the host-side veths, from which the kernel derives gatewayIPv6. The pods' gateways are gateway and gatewayIPv6.
 const (
 	hostMAC     = "ee:ee:ee:ee:ee:ee"
 	gateway     = "169.254.1.1"
@@ -80,7 +78,6 @@ func run(conf *netConfig) error {
 	return nil // Calico's CHECK checks nothing
 }
 
-// runIPAM runs the IPAM plugin with the verb of the current call.
 func (c *netConfig) runIPAM() ([]byte, error) {
 	for _, dir := range filepath.SplitList(os.Getenv("CNI_PATH")) {
 		path := filepath.Join(dir, c.IPAM.Type)
@@ -98,7 +95,7 @@ func (c *netConfig) runIPAM() ([]byte, error) {
 	return nil, fmt.Errorf("no %s in %s", c.IPAM.Type, os.Getenv("CNI_PATH"))
 }
 
-// linkName returns the name of the host-side veth. The name contains eleven hexadecimal digits of a hash of the pod's name.
+// linkName returns the host-side veth's name, with eleven hexadecimal digits of a hash of the pod's name.
 func linkName() string {
 	pod := map[string]string{}
 	for _, pair := range strings.Split(os.Getenv("CNI_ARGS"), ";") {
@@ -174,8 +171,7 @@ func connect(pods []netip.Prefix) error {
 	return errors.Join(setUpHost(host, hostSide, pods), setUpPod(inside, podSide, pods))
 }
 
-// setUpHost configures the node as Calico's agent does. setUpHost does not set route_localnet, because the tested plugin must set this
-// sysctl.
+// setUpHost configures the node as Calico's agent does. It leaves route_localnet to the tested plugin.
 func setUpHost(host *kernel.Node, link kernel.Link, pods []netip.Prefix) error {
 	err := errors.Join(host.Set(
 		kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"},

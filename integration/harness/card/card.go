@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package card simulates a network card with VFs in the network namespace of a test. Veth pairs replace the interfaces, files replace
-// sysfs, and a server replaces the device plugin. The test chooses the VFs of the pod. The tested programs read /sys and connect to the
-// device plugin as usual.
+// Package card simulates a network card with VFs in a test's network namespace, by veth pairs, files in place of sysfs, and a server in
+// place of the device plugin. Tests choose the pod's VFs. The tested programs read /sys and connect to the device plugin as usual.
 package card
 
 import (
@@ -31,10 +30,9 @@ const Resource = "example.com/fast"
 // The simulated device plugin allocates VFs only to the pod shop/web-0.
 const podNamespace, podName = "shop", "web-0"
 
-// vfCount is the number of VFs on the card.
 const vfCount = 4
 
-// Address returns the PCI address of VF i. The VF's interface is ens0f0v<i>, and the other end of the veth pair is ens0f0v<i>peer.
+// Address returns the PCI address of VF i. Its interface is ens0f0v<i>, and the veth pair's other end is ens0f0v<i>peer.
 func Address(i int) string { return fmt.Sprintf("0000:11:02.%d", i) }
 
 // Name returns the name of the interface of VF i on the node.
@@ -82,8 +80,8 @@ func (c *Card) Allocate(vfs ...int) {
 	}
 }
 
-// Claim adds VFs of prepared ResourceClaims to the responses of the simulated device plugin. The simulated device plugin reads the records
-// of the claims from claim.Folder. The argument `kubelet` is the root folder of the kubelet.
+// Claim adds VFs of prepared ResourceClaims to the simulated device plugin's responses, which come from the records in claim.Folder.
+// kubelet is the kubelet's root folder.
 func (c *Card) Claim(kubelet string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -109,7 +107,7 @@ func (c *Card) answerQuestion(_ context.Context, q poddevices.Question) poddevic
 	return a
 }
 
-// writeNames creates the folder "net" of a device in the simulated sysfs, with one entry for each given interface name.
+// writeNames creates a device's folder "net" in the simulated sysfs, with an entry for each interface.
 func writeNames(folder string, names []string) error {
 	err := os.RemoveAll(folder)
 	for _, name := range names {
@@ -143,9 +141,8 @@ func addVF(t testing.TB, name string) {
 	})
 }
 
-// Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. After the move, the interface is down.
-// If the node already has an interface of the same name, the moved interface gets a generated name. Otherwise the interface keeps its name.
-// Call Leave before the namespace is closed, because the kernel deletes a veth pair together with the namespace.
+// Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. It is then down, and has a generated
+// name if its own is taken. Call it before the namespace is closed, with which the kernel deletes a veth pair.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)
@@ -180,9 +177,8 @@ func Leave(t testing.TB, netns, name string) {
 	Tell(t)
 }
 
-// Tell writes the current names of the VFs' interfaces to the simulated sysfs, because the kernel updates only the real sysfs. Tests call
-// Tell() between plugin calls. The simulated sysfs always contains the original interface name of each VF, because a plugin looks for this
-// name right after it has moved the interface back to the node.
+// Tell writes the current names of the VFs' interfaces to the simulated sysfs between plugin calls, because the kernel updates only the
+// real one. The original names are always there, because a plugin looks for them right after it has moved an interface back.
 func Tell(t testing.TB) {
 	t.Helper()
 	host := openHost(t)
@@ -210,7 +206,6 @@ func Tell(t testing.TB) {
 	}
 }
 
-// serveDevices starts the server that replaces the device plugin.
 func (c *Card) serveDevices() {
 	c.Helper()
 	must(c, os.MkdirAll(filepath.Dir(poddevices.Socket), 0o700))

@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// Image is the name of the only image on the node. The image contains only busybox.
+// Image is the only image on the node, with nothing but busybox.
 const Image = "podlace.test/busybox:1"
 
 const (
@@ -25,7 +25,7 @@ const (
 	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// idleCommand is the command of the container of a pod sandbox. idleCommand waits for SIGTERM or SIGINT.
+// idleCommand is the command of a sandbox's container, which waits for SIGTERM or SIGINT.
 var idleCommand = []string{"/bin/sh", "-c", `trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done`}
 
 type descriptor struct {
@@ -40,7 +40,7 @@ type imageArchive struct {
 	tar *tar.Writer
 }
 
-// writeImage writes the image with busybox, which all sandboxes and containers use.
+// writeImage writes the busybox image of all sandboxes and containers.
 func writeImage(path, busybox string) error {
 	layer, err := busyboxLayer(busybox)
 	if err != nil {
@@ -49,7 +49,7 @@ func writeImage(path, busybox string) error {
 	return writeArchive(path, Image, map[string]any{"Entrypoint": idleCommand, "Env": []string{"PATH=/bin"}}, layer)
 }
 
-// WriteProgram writes an image that contains only one program, in the root folder of the image and without libraries.
+// WriteProgram writes an image with one program in its root folder and without libraries.
 func WriteProgram(path, name, program string) error {
 	data, err := os.ReadFile(program)
 	if err != nil {
@@ -66,7 +66,6 @@ func WriteProgram(path, name, program string) error {
 	return writeArchive(path, name, map[string]any{"Entrypoint": []string{"/" + filepath.Base(program)}}, layer.Bytes())
 }
 
-// writeArchive writes an image of one layer.
 func writeArchive(path, name string, config map[string]any, layer []byte) error {
 	var out bytes.Buffer
 	a := imageArchive{tar.NewWriter(&out)}
@@ -79,7 +78,7 @@ func writeArchive(path, name string, config map[string]any, layer []byte) error 
 	return os.WriteFile(path, out.Bytes(), 0o600)
 }
 
-// WriteImage writes the image with busybox to a file for `ctr images import`.
+// WriteImage writes the busybox image for `ctr images import`.
 func WriteImage(path string) error {
 	busybox, err := staticBusybox()
 	if err != nil {

@@ -34,7 +34,7 @@ type Lab struct {
 	Env   []string     // additional environment of scripts/node.sh
 }
 
-// Unmet is an error that describes a missing precondition. A test that gets this error is skipped.
+// Unmet is a missing precondition, which skips the test.
 type Unmet string
 
 func (e Unmet) Error() string { return string(e) }
@@ -47,7 +47,7 @@ func Skip(t testing.TB) {
 	}
 }
 
-// Main runs the tests in a node and returns the exit code. TestMain calls Main.
+// Main, which TestMain calls, runs the tests in a node and returns the exit code.
 func (l Lab) Main(m *testing.M) int {
 	flag.Parse()
 	switch {
@@ -69,7 +69,6 @@ func (l Lab) Main(m *testing.M) int {
 	return m.Run()
 }
 
-// runInside runs the tests inside the node.
 func (l Lab) runInside(m *testing.M) int {
 	if err := l.Warm(); err != nil {
 		fmt.Println("FAIL: the node's first steps:", err)
@@ -78,7 +77,7 @@ func (l Lab) runInside(m *testing.M) int {
 	return m.Run()
 }
 
-// runOutside starts the node, runs this program again inside the node, and checks that no state of the node remains on the machine.
+// runOutside runs this program again inside a node, and checks that nothing of the node remains on the machine.
 func runOutside(s nodeFiles) int {
 	dir, err := os.MkdirTemp("", "podlace-node-")
 	if err != nil {
@@ -102,13 +101,13 @@ func runOutside(s nodeFiles) int {
 	return code
 }
 
-// nodeFiles contains the absolute paths of files that a node needs.
+// nodeFiles are the absolute paths of what a node needs.
 type nodeFiles struct {
 	script, plugins, busybox string
 	env                      []string
 }
 
-// findFiles finds the files that a node needs. If the node cannot start, findFiles returns an error with the reason.
+// findFiles finds what a node needs, or returns why none can start.
 func (l Lab) findFiles() (nodeFiles, error) {
 	var s nodeFiles
 	var err error
@@ -150,7 +149,7 @@ func Plugins() (string, error) {
 	return dir, nil
 }
 
-// staticBusybox returns the path of a statically linked busybox, which an image without libraries needs.
+// staticBusybox returns the path of a static busybox, for an image without libraries.
 func staticBusybox() (string, error) {
 	path, err := exec.LookPath("busybox")
 	if err != nil {

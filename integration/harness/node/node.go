@@ -28,7 +28,7 @@ type runningNode struct {
 	sysctls     map[string]string // previous values
 }
 
-// kubeletSysctls returns the values of sysctls that a kubelet sets. These sysctls apply to the whole machine, not to one namespace.
+// kubeletSysctls returns sysctls that a kubelet sets and that apply to the whole machine.
 func kubeletSysctls() map[string]string {
 	values := map[string]string{}
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"} {
@@ -63,8 +63,7 @@ func startNode(dir string, s nodeFiles) (*runningNode, error) {
 	return n, nil
 }
 
-// fillFolder writes the input files of node.sh, which are the image and the shipped conflist, with PODLACE_FORM=podlace-pod that of
-// podlace-pod.
+// fillFolder writes the input of node.sh: the image and the shipped conflist, with PODLACE_FORM=podlace-pod that of podlace-pod.
 func fillFolder(dir string, s nodeFiles) error {
 	shipped := conf.Default
 	if os.Getenv("PODLACE_FORM") == "podlace-pod" {
@@ -134,7 +133,7 @@ func (n *runningNode) runTests() int {
 	return 1
 }
 
-// stopNode ends the node and returns an error that lists leftovers on the machine.
+// stopNode ends the node. Its error lists leftovers on the machine.
 func (n *runningNode) stopNode() error {
 	_ = n.input.Close()
 	if err := n.cmd.Wait(); err != nil {
@@ -170,7 +169,6 @@ func (n *runningNode) stopNode() error {
 	return nil
 }
 
-// logTail returns the last errors in the log of the container runtime.
 func logTail(dir string) string {
 	logs, _ := filepath.Glob(filepath.Join(dir, "*.log"))
 	if len(logs) == 0 {
@@ -192,7 +190,6 @@ func logTail(dir string) string {
 	return filepath.Base(logs[0]) + ", the last errors:\n" + strings.Join(lines[max(0, len(lines)-20):], "")
 }
 
-// isDynamic reports whether a program is dynamically linked and therefore needs libraries.
 func isDynamic(path string) (bool, error) {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharedFolder is the path in the guest at which a folder of the host is mounted. The guest executes the file "run" in sharedFolder and
-// writes the exit status to the file "exit".
+// sharedFolder is where a folder of the host is mounted in the guest, which executes the file "run" in it and writes the exit status to
+// "exit".
 const sharedFolder = "/mnt"
 
-// bootGuest runs in the first process of the guest, and always powers the virtual machine off at the end.
+// bootGuest runs in the guest's first process, and always powers the machine off in the end.
 func bootGuest() {
 	if err := start(); err != nil {
 		fmt.Println("vm:", err)
@@ -88,14 +88,13 @@ func loadModules() error {
 	return nil
 }
 
-// openPort opens the virtio port with the given name. Unlike a console, a virtio port transfers bytes unchanged.
+// openPort opens a virtio port, which transfers bytes unchanged, unlike a console.
 func openPort(name string) (*os.File, error) {
 	for range 500 {
 		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
 		for _, file := range names {
 			if text, _ := os.ReadFile(file); strings.TrimSpace(string(text)) == name {
-				// The command that writes to the port needs a blocking file descriptor. os.OpenFile would open the port in non-blocking mode, so
-				// openPort calls open(2).
+				// A write to the port needs a blocking file descriptor, which os.OpenFile would not give.
 				fd, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(file)), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 				if err == nil {
 					return os.NewFile(uintptr(fd), name), nil
@@ -107,8 +106,8 @@ func openPort(name string) (*os.File, error) {
 	return nil, fmt.Errorf("no virtio port %s", name)
 }
 
-// enterHostRoot makes the host's file system the root of the guest. Data that the guest writes stays in memory. enterHostRoot mounts the
-// modules of the guest's kernel at the path where modprobe looks for modules.
+// enterHostRoot makes the host's file system the guest's root. What the guest writes stays in memory. The modules of its kernel are mounted
+// where modprobe looks for them.
 func enterHostRoot() error {
 	if err := mount("root", "/host", "9p", unix.MS_RDONLY, plan9+",cache=loose"); err != nil {
 		return err
@@ -151,7 +150,6 @@ func bootParameter(name string) string {
 	return ""
 }
 
-// runCommand executes the command and writes the exit status to the shared folder.
 func runCommand(output *os.File) error {
 	cmd := exec.Command(sharedFolder + "/run")
 	cmd.Stdout, cmd.Stderr = output, output

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// loadList is the file in the RAM disk that lists the modules in loading order.
+// loadList is the RAM disk's list of modules in loading order.
 const loadList = "modules.load"
 
 // cpioArchive is a cpio archive in the format "newc", which the kernel can unpack
@@ -32,7 +32,7 @@ func (a *cpioArchive) add(name string, mode, major, minor int, data []byte) {
 
 func (a *cpioArchive) align() { a.Write(make([]byte, -a.Len()&3)) }
 
-// writeInitrd writes a RAM disk with kernel modules and with this program. The kernel starts the program as the first process.
+// writeInitrd writes a RAM disk with kernel modules and this program, which the kernel starts first.
 func writeInitrd(folder string, names []string, out string) error {
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -60,8 +60,7 @@ func writeInitrd(folder string, names []string, out string) error {
 	return os.WriteFile(out, a.Bytes(), 0o644)
 }
 
-// loadOrder returns the files of kernel modules in loading order: each module follows its dependencies. A module without a file is built
-// into the kernel.
+// loadOrder returns the files of kernel modules with each after its dependencies. A module without a file is built into the kernel.
 func loadOrder(folder string, names []string) (files []string, err error) {
 	data, err := os.ReadFile(filepath.Join(folder, "modules.dep"))
 	if err != nil {

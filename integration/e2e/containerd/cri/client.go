@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cri runs pods through a node's container runtime in the same way as the kubelet, and tests the traffic of the pods. The tests of
-// containerd and the tests of CRI-O use this package.
+// Package cri runs pods through a node's container runtime as the kubelet does, and tests their traffic, for containerd and CRI-O.
 package cri
 
 import (
@@ -39,8 +38,7 @@ func Dial(socket string) (Client, error) {
 	return Client{api.NewRuntimeServiceClient(conn), conn}, nil
 }
 
-// Open connects a test to the container runtime. If the test does not run in a node that package node created, Open skips the test. If
-// state of the test remains in the node, the test fails.
+// Open connects a test to the container runtime, or skips it outside a node of package node. State that remains in the node fails the test.
 func Open(t *testing.T, socket string) Client {
 	t.Helper()
 	node.Skip(t)
@@ -67,8 +65,7 @@ func MapPort(host, container int32) PodOption {
 	}
 }
 
-// Limits sets the bandwidth annotations of a pod. The first argument is the limit for traffic to the pod, and the second argument is the
-// limit for traffic from the pod.
+// Limits sets a pod's bandwidth annotations: the limit for traffic to it, and that for traffic from it.
 func Limits(to, from string) PodOption {
 	return func(p *api.PodSandboxConfig) {
 		p.Annotations["kubernetes.io/ingress-bandwidth"] = to
@@ -135,8 +132,7 @@ func (c Client) RemoveAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ready returns an error unless the runtime and its network are ready. Like the kubelet, Ready checks the conditions RuntimeReady and
-// NetworkReady.
+// Ready returns an error unless the runtime has RuntimeReady and NetworkReady, which the kubelet also checks.
 func (c Client) Ready(ctx context.Context) error {
 	r, err := c.Status(ctx, &api.StatusRequest{})
 	if err != nil {
@@ -183,8 +179,7 @@ type Network struct {
 	Netns  string
 }
 
-// Network returns the addresses and the network namespace of a sandbox. If the runtime does not report an address, the address in the
-// result is the zero value.
+// Network returns a sandbox's addresses and network namespace. An address that the runtime does not report is the zero value.
 func (c Client) Network(ctx context.Context, sandbox string) (Network, error) {
 	r, err := c.PodSandboxStatus(ctx, &api.PodSandboxStatusRequest{PodSandboxId: sandbox, Verbose: true})
 	if err != nil {
@@ -233,7 +228,7 @@ func netnsOf(info string) (string, error) {
 	return "", errors.New("sandbox info: no network namespace")
 }
 
-// WarmUp runs one pod and removes it. The ADD of this pod creates the node's bridge and static rules before the tests begin.
+// WarmUp runs and removes one pod, whose ADD creates the node's bridge and static rules before the tests.
 func WarmUp(socket string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -62,7 +62,7 @@ func (p *Pod) Stop() {
 	p.t.Logf("pod %s: StopPodSandbox %d ms", p.Name, time.Since(begin).Milliseconds())
 }
 
-// Remove stops and removes the sandbox. Remove is a no-op if the sandbox is already removed.
+// Remove stops and removes the sandbox. It is a no-op if there is none.
 func (p *Pod) Remove() {
 	p.t.Helper()
 	if p.Sandbox == "" {
@@ -95,8 +95,7 @@ func (p *Pod) Fetch(url string) string {
 	return strings.TrimSpace(p.Exec("wget", "-q", "-O", "-", url))
 }
 
-// Serves fails the test unless the web server at an address sends the pod's name. The client runs in the given network namespace; the name
-// "" means the namespace of the node.
+// Serves fails the test unless the web server at an address sends the pod's name to a client in a network namespace; "" is the node's.
 func (p *Pod) Serves(netns string, at netip.AddrPort) {
 	p.t.Helper()
 	got, err := Get(p.t.Context(), netns, "http://"+at.String()+"/")
@@ -132,8 +131,7 @@ func (p *Pod) Ignores(netns string, to netip.AddrPort) {
 // At returns an address of the pod together with the port of the pod's web server.
 func (p *Pod) At(addr netip.Addr) netip.AddrPort { return netip.AddrPortFrom(addr, HTTPPort) }
 
-// SeenAsNode checks that another machine sees the node's address as the source of the
-// pod's packets, for IPv4 and IPv6.
+// SeenAsNode checks that another machine sees the pod's IPv4 and IPv6 packets come from the node's address.
 func (p *Pod) SeenAsNode() error {
 	for _, want := range []netip.Addr{node4, node6} {
 		url := ServeAddress(p.t, OutsideNetns, want.Next())

@@ -23,8 +23,8 @@ var (
 	localhost = netip.MustParseAddr("127.0.0.1")
 )
 
-// HostPorts describes whether a hostPort is also reachable through 127.0.0.1 and from its own pod. The node, other machines and
-// other pods always reach the hostPort. Both values depend on the program that maps hostPorts: the plugin portmap or CRI-O.
+// HostPorts says whether a hostPort is also reachable through 127.0.0.1 and from its own pod, which depends on whether portmap or CRI-O
+// maps it. The node, other machines and other pods always reach it.
 type HostPorts struct {
 	Localhost bool // by 127.0.0.1
 	Itself    bool // from the pod that has the port
@@ -43,8 +43,8 @@ func Suite(t *testing.T, socket string, ports HostPorts) {
 	}
 }
 
-// testStatus: the runtime reports the node as ready before, during and after the life of a pod. The runtime reports the network as ready
-// only if STATUS of the plugins succeeds.
+// testStatus: the runtime reports the node as ready before, during and after a pod's life, and the network only if STATUS of the plugins
+// succeeds.
 func testStatus(t *testing.T, c Client) {
 	t.Helper()
 	ExpectReady(t, c)
@@ -62,9 +62,8 @@ func ExpectReady(t *testing.T, c Client) {
 	}
 }
 
-// testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort. The test runs with and without bridge
-// netfilter, because nodes differ in this setting. The argument `ports` describes whether the hostPort must also be reachable from
-// 127.0.0.1 and from its own pod.
+// testTraffic: pods reach each other, and the node, other machines and other pods reach a hostPort, with and without bridge netfilter, in
+// which nodes differ. ports says whether 127.0.0.1 and its own pod must also reach it.
 func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	t.Helper()
 	for _, value := range []string{"1", "0"} {
@@ -97,8 +96,8 @@ func testTraffic(t *testing.T, c Client, ports HostPorts) {
 	}
 }
 
-// setBridgeCalls sets bridge-nf-call-iptables and bridge-nf-call-ip6tables of the node until the end of the test. A node without the kernel
-// module br_netfilter behaves as if both settings were 0.
+// setBridgeCalls sets bridge-nf-call-iptables and bridge-nf-call-ip6tables until the end of the test. A node without br_netfilter behaves
+// as if both were 0.
 func setBridgeCalls(t *testing.T, value string) {
 	t.Helper()
 	for _, name := range []string{"iptables", "ip6tables"} {
@@ -121,8 +120,7 @@ func setBridgeCalls(t *testing.T, value string) {
 	}
 }
 
-// testLoopback: the pod reaches itself through 127.0.0.1 and ::1. The runtime calls the loopback plugin and the plugins of the pod network
-// in parallel.
+// testLoopback: the pod reaches itself through 127.0.0.1 and ::1. The runtime calls loopback and the pod network's plugins in parallel.
 func testLoopback(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "lo")
@@ -136,7 +134,7 @@ func testLoopback(t *testing.T, c Client) {
 	}
 }
 
-// testMasquerade: packets from a pod sandbox and from its container reach another machine with the node's addresses as source.
+// testMasquerade: packets of a sandbox and of its container reach another machine from the node's addresses.
 func testMasquerade(t *testing.T, c Client) {
 	t.Helper()
 	p := RunPod(t, c, "client")
@@ -149,7 +147,7 @@ func testMasquerade(t *testing.T, c Client) {
 	}
 }
 
-// testBandwidth measures, at the receiver, the mean rate and the rate of the first second. A burst occurs only in the first second.
+// testBandwidth measures at the receiver the mean rate and that of the first second, in which alone a burst occurs.
 func testBandwidth(t *testing.T, c Client) {
 	t.Helper()
 	const port, sink = 18082, 9000

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dns is the DNS server of a test cluster. The server answers questions about Services, headless Services and Pods in
-// cluster.local, over UDP and TCP.
+// Command dns is the DNS server of a test cluster, for Services, headless Services and Pods in cluster.local, over UDP and TCP.
 package main
 
 import (

@@ -17,7 +17,7 @@ const (
 	idle      = 30 * time.Second
 )
 
-// serveStream answers the questions of one TCP connection. Before each message, the client and the server send the length of the message.
+// serveStream answers the questions of one TCP connection. A message follows its length in both directions.
 func serveStream(conn net.Conn, z dnsZone) {
 	defer conn.Close()
 	for {
@@ -45,8 +45,8 @@ func serveStream(conn net.Conn, z dnsZone) {
 	}
 }
 
-// replyTo returns the answer to a query with one question, or nil if the query is invalid or is a response itself. If an answer is longer
-// than the limit, replyTo returns only the header with the TC (truncated) bit, and the client retries over TCP.
+// replyTo returns the answer to a query with one question, or nil if it is invalid or itself a response. An answer above the limit is only
+// a header with the TC (truncated) bit, after which the client retries over TCP.
 func (z dnsZone) replyTo(query []byte, limit int) []byte {
 	var parser dnsmessage.Parser
 	header, err := parser.Start(query)

@@ -26,8 +26,7 @@ type dnsZone struct {
 	slices   discoverylisters.EndpointSliceLister
 }
 
-// An endpoint is one address behind the name of a Service. In the DNS name of the endpoint, the field `name` is the label before the
-// Service's name. The field `name` is empty for a cluster IP.
+// An endpoint is one address of a Service. name is the label before the Service's in its DNS name, and empty for a cluster IP.
 type endpoint struct {
 	name  string
 	addr  netip.Addr
@@ -39,8 +38,7 @@ type port struct {
 	number         uint16
 }
 
-// answerQuestion returns the records for one question. Questions about names outside of the zone are refused, because there is no upstream
-// server.
+// answerQuestion returns the records for one question. Names outside the zone are refused, because there is no upstream server.
 func (z dnsZone) answerQuestion(q dnsmessage.Question) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	name := strings.ToLower(q.Name.String())
 	if strings.HasSuffix(name, ".in-addr.arpa.") || strings.HasSuffix(name, ".ip6.arpa.") {
@@ -92,8 +90,7 @@ func (z dnsZone) answerService(q dnsmessage.Question, words []string, depth int)
 	return answers, dnsmessage.RCodeSuccess
 }
 
-// answerExternal returns the CNAME record of an ExternalName Service. answerExternal adds the records of the target if the target is in the
-// zone.
+// answerExternal returns the CNAME record of an ExternalName Service, with the target's records if it is in the zone.
 func (z dnsZone) answerExternal(q dnsmessage.Question, to string, depth int) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	target, err := dnsmessage.NewName(strings.TrimSuffix(to, ".") + ".")
 	if err != nil || depth == 0 {
@@ -160,7 +157,7 @@ func slicePorts(slice *discoveryv1.EndpointSlice) (all []port) {
 	return all
 }
 
-// answerPointer answers a PTR question for an address with the name of the Service that has this address as a cluster IP.
+// answerPointer answers a PTR question with the Service that has the address as a cluster IP.
 func (z dnsZone) answerPointer(q dnsmessage.Question, name string) ([]dnsmessage.Resource, dnsmessage.RCode) {
 	services, err := z.services.List(labels.Everything())
 	if err != nil {

@@ -130,7 +130,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// TestLoop: an ExternalName Service is an alias of itself. The answer ends after a fixed number of records and fits into a packet.
+// TestLoop: the answer for an ExternalName Service that is an alias of itself ends after some records and fits into a packet.
 func TestLoop(t *testing.T) {
 	loop := dnsmessage.Question{Name: dnsmessage.MustNewName("loop.shop.svc.cluster.local."), Type: dnsmessage.TypeA}
 	answers, _ := newZone(t).answerQuestion(loop)
@@ -139,7 +139,7 @@ func TestLoop(t *testing.T) {
 	}
 }
 
-// TestTruncated: if an answer is longer than the size limit, the server sends an answer without records and with the TC (truncated) bit.
+// TestTruncated: an answer above the size limit has no records, but the TC (truncated) bit.
 func TestTruncated(t *testing.T) {
 	z := newZone(t)
 	ask := dnsmessage.Message{

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e builds Kubernetes' e2e.test with the specs of sig-network and of test/e2e/common. Package e2e includes the specs of
-// test/e2e/common, because the package of the network suite imports them.
+// Package e2e builds Kubernetes' e2e.test with the specs of sig-network, and of test/e2e/common, which their package imports.
 package e2e
 
 import (

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pause is the first process of a pod's sandbox. The process waits for a signal and reaps orphaned processes of pods with a shared
-// PID namespace.
+// Command pause is the first process of a pod's sandbox. It waits for a signal and reaps orphans of pods with a shared PID namespace.
 package main
 
 import (
