@@ -51,8 +51,8 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	return len(routes) > 0
 }
 
-// TestKeepRouterAdvertisements calls KeepRouterAdvertisements and then enables IPv6 forwarding. The kernel must keep the default route from
-// a router advertisement.
+// TestKeepRouterAdvertisements: after KeepRouterAdvertisements, the kernel keeps the default route of a router advertisement when IPv6
+// forwarding is enabled.
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
 	router, netns := podNS(t)
@@ -82,8 +82,8 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	}
 }
 
-// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. On a
-// kernel without IPv6, KeepRouterAdvertisements must return no error.
+// TestKeepRouterAdvertisementsFails: KeepRouterAdvertisements returns an error if it cannot read the forwarding setting, but none on a
+// kernel without IPv6.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
 	kerneltest.Must(t, err)
