@@ -269,8 +269,7 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage, leas
 	as := *r
 	as.Config, as.Leased = ipam.WithKey(r.Config, "ipam", object), leased
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
-		// If the IPAM plugin that assigned the addresses is not installed, DEL asks the configured one. Otherwise the pod could never be
-		// deleted.
+		// If the IPAM plugin that assigned the addresses is gone, DEL asks the configured one. Otherwise the pod could never be deleted.
 		r.Log.Warn("the pod's IPAM plugin is not installed; asking the configured one instead",
 			"gone", name, "asked", now)
 		as.Config, name = r.Config, now

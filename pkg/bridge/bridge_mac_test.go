@@ -58,8 +58,7 @@ func addPort(t *testing.T, bridge string) (del func()) {
 	}
 }
 
-// TestForeignBridgeKeepsMAC: from the first ADD on, another program's bridge keeps its MAC when ports join and leave, and each result has
-// it.
+// TestForeignBridgeKeepsMAC: from the first ADD on, another program's bridge keeps its MAC when ports join and leave. Each result has it.
 func TestForeignBridgeKeepsMAC(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{
@@ -136,8 +135,7 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange sends datagrams from a pod until stop is closed, each after the answer to the one before, for which it waits long enough for a
-// slow machine.
+// exchange sends datagrams from a pod until stop is closed, each after the answer to the one before. The timeout suits slow machines.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {
 	var conn net.Conn
 	if err = pod.Do(func() error { conn, err = net.Dial("udp", address); return err }); err != nil {

@@ -183,8 +183,7 @@ func TestAddressReused(t *testing.T) {
 	}
 }
 
-// TestReachedAtOnce: frames pass as soon as ADD returns. The kernel may activate a new link up to a second late, and the link drops frames
-// until then, so ADD must wait.
+// TestReachedAtOnce: frames pass as soon as ADD returns, although the kernel may take a second to activate a new link, which drops them.
 func TestReachedAtOnce(t *testing.T) {
 	kerneltest.Slow(t)
 	var name unix.Utsname
@@ -216,8 +215,7 @@ func TestReachedAtOnce(t *testing.T) {
 	}
 }
 
-// answersFirst reports whether the pod answers the first datagram from the node. The node knows the pod's MAC, so that the kernel sends it
-// at once and only once.
+// answersFirst reports whether the pod answers the node's first datagram, which is sent at once and only once, because the MAC is known.
 func answersFirst(t *testing.T, bridge int, result types100.Result) bool {
 	t.Helper()
 	mac, err := net.ParseMAC(result.Interfaces[*result.IPs[0].Interface].Mac)
@@ -242,8 +240,7 @@ func answersFirst(t *testing.T, bridge int, result types100.Result) bool {
 	return errors.Is(err, unix.ECONNREFUSED) // no server listens
 }
 
-// mustAnswer expects a connection to the address to be refused within a second, which proves that the pod is reachable. If from is nil, the
-// connection starts on the node.
+// mustAnswer expects the pod to refuse a connection within a second, which proves that it is reachable. nil as from is the node.
 func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {

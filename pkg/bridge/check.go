@@ -89,8 +89,7 @@ func (j *job) useRecordedRoutes(l *layer3) {
 	})
 }
 
-// observe looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod's
-// interface, whatever its name.
+// observe looks up the bridge and both ends of the veth pair. The host side is what the kernel reports as the peer of the pod's interface.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -254,8 +253,8 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 	return nil
 }
 
-// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. Without an entry, or with a stale one, the pod's kernel learns
-// the new MAC by itself.
+// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. If that is missing or stale, the pod's kernel learns the new
+// MAC.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	now, atADD := w.gateway.MAC.String(), ""
 	for _, i := range j.r.Prev.Interfaces {
@@ -272,8 +271,7 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 			return err
 		}
 		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
-			// The hint must not contain the MAC of the neighbour entry: a tenant can write the entry, and an admin might set its MAC on the
-			// bridge.
+			// The hint must not contain the MAC of the neighbour entry: a tenant can write it, and an admin might set it on the bridge.
 			return plugin.WithHint(
 				plugin.Differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
 				"at ADD it had MAC %s; the pod asks for the new one within a minute, unless its entry is permanent", cmp.Or(atADD, "unknown"))

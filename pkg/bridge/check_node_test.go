@@ -49,8 +49,7 @@ type damage struct {
 	repair   string // command that repairs the damage if no verb does
 }
 
-// damages returns changes on the node by title, each of which disconnects or exposes the pods. They are on bridge btn0 and have
-// hairpinMode.
+// damages returns changes on the node by title, each of which disconnects or exposes the pods on bridge btn0. They have hairpinMode.
 func damages() map[string]damage {
 	const all, byGC = "STATUS GC", "GC"
 	refuses := func(route string) damage {
@@ -96,8 +95,7 @@ func nodeLab(t *testing.T, keys ...any) lab {
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62): CHECK reports each of the damages. STATUS and GC repair them, because CRI-O calls both before CHECK at
-// a restart.
+// TestCheckDetectsNode (C-61, C-62): CHECK reports each of the damages. CRI-O calls STATUS and GC before CHECK, so both repair them.
 func TestCheckDetectsNode(t *testing.T) {
 	kerneltest.Slow(t)
 	l := nodeLab(t)
@@ -204,8 +202,7 @@ func TestStrictCheck(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecords (C-61, C-62): after all records were lost, CHECK still compares the kernel's state with prevResult and the
-// configuration.
+// TestCheckWithoutRecords (C-61, C-62): after all records were lost, CHECK still compares the kernel with prevResult and configuration.
 func TestCheckWithoutRecords(t *testing.T) {
 	kerneltest.Slow(t)
 	l := nodeLab(t)

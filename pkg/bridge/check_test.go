@@ -32,7 +32,6 @@ func setMAC(link netlink.Link) error {
 	return netlink.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 0x77})
 }
 
-// delDefault returns a function that deletes the default route through a gateway.
 func delDefault(gateway, dst string) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		return netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst)),
@@ -40,8 +39,8 @@ func delDefault(gateway, dst string) func(netlink.Link) error {
 	}
 }
 
-// breakages returns functions that each damage an attachment in one way, with the text that CHECK's error must contain. repair restores the
-// bridge for the next case.
+// breakages returns functions that each damage an attachment in one way, with the text that CHECK's error must contain. repair mends the
+// bridge.
 func breakages() map[string]struct {
 	change func(attached) error
 	says   string
@@ -180,8 +179,7 @@ func natTable(t *testing.T, is4 bool) iptables.NAT {
 	return table.NAT()
 }
 
-// breakRule changes the nat table by a line for iptables-restore. If the line ends with POSTROUTING, it deletes POSTROUTING's jumps to the
-// chain instead.
+// breakRule applies a line for iptables-restore or, if it ends with POSTROUTING, deletes POSTROUTING's jumps to the chain.
 func breakRule(t *testing.T, is4 bool, chain, line string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
@@ -269,8 +267,7 @@ func TestCheckWithoutRecord(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "the record of bridge is missing")
 }
 
-// TestDelForgetsLimits: DEL removes the record of the pod's bandwidth limits with the link, even if the bridge plugin's own record is lost
-// or damaged.
+// TestDelForgetsLimits: DEL removes the record of the bandwidth limits with the link, even if the bridge's own record is lost or damaged.
 func TestDelForgetsLimits(t *testing.T) {
 	kerneltest.Slow(t)
 	for what, lose := range map[string]func(path string) error{

@@ -18,8 +18,7 @@ import (
 // useClusterCIDR, in upper or lower case, stands for the pod CIDRs of all nodes in ipMasq.nonMasqueradeCIDRs.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve replaces "auto" (key mtu) and useClusterCidr by the values of node.json, for ADD and STATUS. Without these keywords it does not
-// read the file.
+// resolve replaces "auto" (key mtu) and useClusterCidr by the values of node.json, which it reads only for these, for ADD and STATUS.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
@@ -56,8 +55,8 @@ func (m Masquerade) withClusterCIDRs(cidrs []netip.Prefix) Masquerade {
 	return m
 }
 
-// clusterCIDRs returns what useClusterCidr stood for when the attachment's exceptions were last written, so that CHECK and rollback do not
-// need node.json.
+// clusterCIDRs returns what useClusterCidr meant when the attachment's exceptions were last written, so CHECK and rollback need no
+// node.json.
 func (st state) clusterCIDRs(network string) []netip.Prefix {
 	if st.Masquerade == "iptables" {
 		return Masquerade{Except: st.Except, Cluster: st.Cluster}.clusterCIDRs()

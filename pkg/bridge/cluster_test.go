@@ -55,8 +55,7 @@ func (a attached) mustExcept(want, not string) {
 
 func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// TestClusterCIDR: useClusterCidr stands for the CIDRs in node.json, whose changes reach running pods. Without the file, the last CIDRs
-// stay in force.
+// TestClusterCIDR: useClusterCidr means the CIDRs in node.json, whose changes reach running pods. Without the file, the last ones stay.
 func TestClusterCIDR(t *testing.T) {
 	kerneltest.Slow(t)
 	for _, backend := range []string{"nftables", "iptables"} {

@@ -102,8 +102,7 @@ func TestResidue(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestUnfinished: the next ADD removes the links of a killed ADD, even from another namespace, but not another program's interface with the
-// same name.
+// TestUnfinished: the next ADD removes the links of a killed ADD, even from another namespace, but no other program's of the same name.
 func TestUnfinished(t *testing.T) {
 	l := newLab(t)
 	l.add("a")

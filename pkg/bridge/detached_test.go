@@ -38,8 +38,7 @@ func (l lab) detached(host *kernel.Node) []DetachedPort {
 	return found
 }
 
-// TestDetachedPort: DetachedPorts finds a port that another program removed from the bridge, and Restore attaches it with its flags and
-// VLANs.
+// TestDetachedPort: DetachedPorts finds a port that was removed from the bridge, and Restore attaches it with its flags and VLANs.
 func TestDetachedPort(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{

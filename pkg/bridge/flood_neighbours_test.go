@@ -62,8 +62,7 @@ func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scan sends packets to unassigned addresses from a UDP socket in the pod, which needs no privileges. The kernel resolves them in the pod's
-// namespace.
+// scan sends packets to unassigned addresses, which the kernel resolves in the pod's namespace, from a UDP socket without privileges.
 func scan(a attached, _ int, is4 bool, from int) error {
 	return a.Pod.Do(func() error {
 		var conn *net.UDPConn

@@ -125,8 +125,7 @@ func routerGuises(m station) []routerFrame {
 	return forged
 }
 
-// leadsToRouter reports whether the bridge treats the pod's port as a multicast router port, which 'bridge mdb show' lists. It then resets
-// the port to a normal one.
+// leadsToRouter reports whether the pod's port is a multicast router port, as in 'bridge mdb show', and resets it to a normal one.
 func (a attached) leadsToRouter() (found bool) {
 	a.Helper()
 	const routers = 2 // MDBA_ROUTER in include/uapi/linux/if_bridge.h
@@ -167,8 +166,7 @@ func (a attached) leadsToRouter() (found bool) {
 	return found
 }
 
-// TestRouterPort (S-23): a guarded pod's port never becomes a multicast router port, which would receive all multicast traffic. An
-// unguarded pod's port does.
+// TestRouterPort (S-23): a guarded pod's port never becomes a multicast router port, to which all multicast goes. An unguarded one does.
 func TestRouterPort(t *testing.T) {
 	kerneltest.Slow(t)
 	l := bareLab(t, "name", "routers", "bridge", "btr", "isGateway", false, "ipMasq", false)

@@ -119,8 +119,7 @@ func arrived(tap int, frame []byte) bool {
 	}
 }
 
-// arrivals sends frames from one pod, and returns for each whether the other pod received it. It waits for the last frame, which no
-// protection may drop.
+// arrivals sends frames between pods and returns which arrived. It waits for the last one, which no protection may drop.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()

@@ -75,8 +75,7 @@ func (j *job) addGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Pre
 	return attachment.WriteNote(j.att.Network, gatewayNote(bridge, gw), "")
 }
 
-// GatewaysConflict reports whether a bridge cannot have both gateway addresses: two IPv4 addresses always conflict, two IPv6 addresses if
-// their subnets overlap.
+// GatewaysConflict reports whether a bridge cannot have both addresses: two IPv4 addresses, or IPv6 addresses of overlapping subnets.
 func GatewaysConflict(a, b netip.Prefix) bool {
 	return a.Addr().Is4() == b.Addr().Is4() && (a.Addr().Is4() || a.Overlaps(b))
 }
@@ -105,8 +104,7 @@ func (j *job) gatewaysToRemove(bridge kernel.Link, gw netip.Prefix, others []net
 			continue
 		}
 		if !GatewaysConflict(other, gw) {
-			// The bridge can have both addresses. This one goes only if an earlier configuration of the network added it and no pod uses
-			// it.
+			// The bridge can have both. This one goes only if an earlier configuration of the network added it and no pod uses it.
 			if _, noted := attachment.ReadNote(j.att.Network, gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -159,8 +157,7 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	}
 }
 
-// mayReplace returns nil if the gateway address may be removed, because a network of Podlace added it and no pod uses it. Otherwise it
-// returns the reason to keep it.
+// mayReplace returns nil if a network of Podlace added the gateway address and no pod uses it, otherwise the reason to keep it.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
 	network, noted, err := attachment.NetworkWithNote(gatewayNote(bridge, old))

@@ -59,8 +59,7 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 	}
 }
 
-// TestBridgeRenamed: after a change of the key "bridge", ADD on the new bridge warns with both names until the old one, which still has a
-// pod, is deleted.
+// TestBridgeRenamed: after a change of the key "bridge", ADD warns with both names until the old bridge, which has a pod, is deleted.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
@@ -285,7 +284,6 @@ func TestKata(t *testing.T) {
 	}
 }
 
-// redirectBoth sends each frame that arrives at one of two links through the other.
 func redirectBoth(names ...string) error {
 	links := map[string]netlink.Link{}
 	for _, name := range names {

@@ -298,7 +298,6 @@ func TestAddressOfDead(t *testing.T) {
 	l.Fails(other.Call("ADD", "other"), plugin.CodeAddressTaken, "it is leased to container heir")
 }
 
-// recordCount returns how many of the containers have a record.
 func (l lab) recordCount(ids ...string) int {
 	l.Helper()
 	records, err := attachment.List(l.network(), "bridge")

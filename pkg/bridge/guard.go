@@ -27,7 +27,7 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// bridges is the lock for writing guards (spoof protection rules) of any network, or the MTU of a bridge.
+// bridges is the name of the lock for writing guards (spoof protection rules) of any network, or the MTU of a bridge.
 const bridges = "bridges"
 
 // applyGuard sets up the port's spoof protection before the port is up, so that other pods are always protected from this one. It restores

@@ -16,10 +16,9 @@ func guardSchema() nft.Schema {
 	return nft.Schema{Table: nft.GuardTable, Version: 3, Build: buildGuards}
 }
 
-// guardPriority runs the chain before all bridge code, so that the bridge does not learn the source MAC of a dropped frame.
+// guardPriority makes the chain run before all bridge code, so that the bridge does not learn the source MAC of a dropped frame.
 const guardPriority = -300
 
-// guardChain is the name of the guard table's base chain.
 const guardChain = "prerouting"
 
 // Registers whose contents the rules look up together in a set. The interface name fills regLink, which has 16 bytes; regValue gets an
@@ -97,8 +96,8 @@ func toBridge() []expr.Any {
 		ToData: []byte{1, 0x80, 0xc2, 0, 0, 15}}}
 }
 
-// etherType loads the EtherType of the received frame. With a VLAN tag it is that of the tag, such as 0x8100, even if the kernel has taken
-// the tag out of the frame.
+// etherType loads the frame's EtherType: that of a VLAN tag, such as 0x8100, if there is one, even if the kernel has taken it out of the
+// frame.
 func etherType() expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 2}
 }

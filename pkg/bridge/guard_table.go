@@ -89,8 +89,7 @@ func SetGuards(guards []Guard) error {
 	return needBridgeFamily(guardSchema().Install(all))
 }
 
-// guardDrift returns an error with plugin.CodeStateDiffers if another program changed the rules. It compares them byte by byte, whereas
-// compareGuards only counts them.
+// guardDrift returns an error with plugin.CodeStateDiffers unless the rules are equal byte by byte, whereas compareGuards only counts them.
 func guardDrift(host *kernel.Node) error {
 	drift, err := guardSchema().Drift(&host.NFT)
 	if err == nil && drift != "" {

@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelGoesOn: DEL removes the interface even if the IPAM plugin cannot release the addresses. It keeps the record, so that the runtime
-// can retry.
+// TestDelGoesOn: if the IPAM plugin cannot release the addresses, DEL removes the interface, but keeps the record for a retry.
 func TestDelGoesOn(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}

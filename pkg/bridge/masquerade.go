@@ -26,7 +26,6 @@ type Masquerade struct {
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
 
-// ofMasqueradedFamilies returns the prefixes of the address families that are masqueraded.
 func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range prefixes {
 		if p.Addr().Is4() && m.V4 || p.Addr().Is6() && m.V6 {
@@ -50,8 +49,8 @@ func (j *job) applyMasquerade(l layer3) error {
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
-// removeNetworkMasquerade removes the masquerade of the whole network. All pods share the rules, so "ipMasq": false in the newest
-// configuration applies to all of them.
+// removeNetworkMasquerade removes the masquerade of all pods of the network, because they share the rules. The newest configuration
+// decides.
 func (j *job) removeNetworkMasquerade() error {
 	if _, noted := attachment.ReadNote(j.att.Network, masqueradeNote); !noted {
 		return nil
@@ -67,8 +66,7 @@ func (j *job) removeNetworkMasquerade() error {
 	return attachment.RemoveNote(j.att.Network, masqueradeNote)
 }
 
-// masqueradeNote is the note file with the current masquerade configuration. It exists as long as the network has a chain and sets in
-// nftables.
+// masqueradeNote is the note file with the masquerade configuration. It exists while the network has a chain and sets in nftables.
 const masqueradeNote = "masqueraded"
 
 // noteText returns the configuration as the content of the note file.

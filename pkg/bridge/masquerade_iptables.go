@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// masqueradeChain returns the name of the reference plugin's chain. The rules have its format too, so that it can remove both after a
+// masqueradeChain returns the name of the reference plugin's chain. The rules have that plugin's format, so it can remove both after a
 // rollback.
 func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
@@ -107,8 +107,7 @@ func (st state) byIPTables() []netip.Prefix {
 	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
-// restoreIPTables writes the missing iptables rules of masqueraded pods. Unless wait is set, it returns a busy error if another process
-// holds the iptables lock.
+// restoreIPTables writes missing iptables rules of masqueraded pods. Without wait, a held iptables lock is a busy error.
 func restoreIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {

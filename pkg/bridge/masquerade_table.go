@@ -21,15 +21,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// MasqueradeSets is the content of a network's nftables sets. Traffic from Sources is masqueraded, unless its destination is in Local or is
-// multicast.
+// MasqueradeSets is the content of a network's nftables sets. Traffic from Sources is masqueraded, unless it goes to Local or is multicast.
 type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
 }
 
-// multicast returns the ranges of multicast addresses, which are never masqueraded, because a receiver does not answer the source (RFC
-// 1112, RFC 4291).
+// multicast returns the multicast ranges, which are never masqueraded: receivers do not answer the source (RFC 1112, RFC 4291).
 func multicast() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 }
@@ -41,7 +39,6 @@ func (m MasqueradeSets) name() string {
 
 func (m MasqueradeSets) setName(kind, family string) string { return kind + family + "-" + m.name() }
 
-// setOf returns the name of the set for a prefix.
 func (m MasqueradeSets) setOf(kind string, p netip.Prefix) string {
 	return m.setName(kind, nft.FamilyOf(p.Addr().Is4()).Digit)
 }
@@ -90,8 +87,7 @@ func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the sets contain all prefixes in m and the rules are unchanged, otherwise an error with
-// plugin.CodeStateDiffers.
+// compareMasquerade returns an error with plugin.CodeStateDiffers unless the sets contain all prefixes in m and the rules are unchanged.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -115,8 +111,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has one rule for each address family. The kernel keeps the count, so this is fast
-// enough for ADD.
+// hasMasqueradeRules reports whether the chain has a rule for each address family. The kernel keeps the count, so ADD can afford it.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {

@@ -166,8 +166,7 @@ func TestMasqueradeChanged(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAddresses: each pod has its own element in the set with an external IPAM plugin, because the subnets in its result are not
-// reliable.
+// TestMasqueradeAddresses: with an external IPAM plugin, whose subnets are not reliable, each pod has its own element in the set.
 func TestMasqueradeAddresses(t *testing.T) {
 	h := emptyNode(t)
 	pod := func(address, subnet string) MasqueradeSets {

@@ -90,8 +90,7 @@ exit 0
 	return l
 }
 
-// TestMasqueradeFlushed: the next pod's ADD restores the masquerade of all pods after a flush, also with an external IPAM plugin, where the
-// sets contain one address for each pod.
+// TestMasqueradeFlushed: the next pod's ADD restores the masquerade of all pods after a flush, also for an external IPAM plugin.
 func TestMasqueradeFlushed(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bt9", "isGateway", nil).foreignIPAM()
 	l.add("5")

@@ -36,7 +36,6 @@ func (l lab) mustHaveMTU(want int) {
 	}
 }
 
-// createForeignBridge creates a bridge with an address, as another program would.
 func createForeignBridge(t *testing.T, bridge, address string) {
 	t.Helper()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
@@ -81,8 +80,7 @@ func TestLargeMTU(t *testing.T) {
 	l.mustHaveMTU(65535)
 }
 
-// TestMTUOfOthers: a bridge of another program, also one that replaced Podlace's, keeps its MTU and IPv6 addresses with any MTU of the
-// pods.
+// TestMTUOfOthers: another program's bridge, even in place of Podlace's, keeps its MTU and IPv6 addresses with any MTU of the pods.
 func TestMTUOfOthers(t *testing.T) {
 	l := mtuLab(t, "btother", "10.74.1.0/24")
 	l.other().add("first")

@@ -22,8 +22,7 @@ import (
 // nodeUplink is the node's link that the tenant tries to delete.
 const nodeUplink = "btuplink0"
 
-// deleteNodeUplink deletes nodeUplink from the pod's namespace. The request identifies the node's namespace by the ID that the kernel shows
-// for eth0's peer.
+// deleteNodeUplink deletes nodeUplink from the pod, with the ID that the kernel shows there for the namespace of eth0's peer.
 func deleteNodeUplink() error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
@@ -37,8 +36,7 @@ func deleteNodeUplink() error {
 	return err
 }
 
-// tenantMain is the main function of a tenant's process, which has all capabilities in its own user and network namespace. It waits for a
-// line on standard input.
+// tenantMain runs as a tenant's process with all capabilities in its own user and network namespace, after a line on standard input.
 func tenantMain() int {
 	if _, err := fmt.Scanln(); err != nil {
 		fmt.Println(err)

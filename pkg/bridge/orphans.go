@@ -78,8 +78,7 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 	return attachment.WriteNote(j.att.Network, note, identity)
 }
 
-// restoreOrphans attaches orphans to the bridge, with their settings and gateway addresses. It only logs errors, because the current ADD is
-// for another pod.
+// restoreOrphans attaches orphans to the bridge with settings and gateway addresses. It only logs errors, because ADD is for another pod.
 func (j *job) restoreOrphans(bridge kernel.Link, orphans []orphan) {
 	for _, o := range orphans {
 		err := j.restoreOrphan(bridge, o)

@@ -55,8 +55,8 @@ func TestReattach(t *testing.T) {
 	}
 }
 
-// TestReattachToAnothers: the next ADD attaches the orphans to a bridge that another program deleted, created again and set up, also those
-// of a network without a gateway on it.
+// TestReattachToAnothers: the next ADD attaches the orphans, with or without a gateway, to a bridge that another program created again and
+// set up.
 func TestReattachToAnothers(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"gateway": {}, "no gateway": {"isGateway", nil, "ipMasq", nil}, "layer 2": {"isGateway", nil, "ipMasq", nil, "ipam", nil},
@@ -151,8 +151,7 @@ func unfinish(t *testing.T, l lab, id string) {
 	}
 }
 
-// TestNoWaitOnAnothersBridge: ADD does not wait for the operational state of a bridge that was up before it had a port, because the kernel
-// reports none.
+// TestNoWaitOnAnothersBridge: ADD does not wait for an operational state, which a bridge that was up before its first port never gets.
 func TestNoWaitOnAnothersBridge(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("btup0", netlink.LinkDel) })
 	l := bareLab(t, "name", "upbefore", "bridge", "btup0")

@@ -34,8 +34,8 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	return false, plugin.Differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// enableForwarding enables forwarding for packets from a gateway link. It changes the link's own setting only for the first pod, because an
-// admin may later exclude single links.
+// enableForwarding enables forwarding from a gateway link. It sets the link's own setting only for the first pod, because an admin may
+// exclude single links later.
 func enableForwarding(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
@@ -150,7 +150,6 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 // the next STATUS could restore it a second time.
 const restoreTimeout = 200 * time.Millisecond
 
-// restoreGateway adds a gateway address to its link again.
 func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix, dad bool) error {
 	if gw.Addr().Is6() {
 		if err := host.Set(link.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/disable_ipv6", Value: "0"})...); err != nil {
@@ -215,7 +214,6 @@ func restorePorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[stat
 	return errors.Join(errs...)
 }
 
-// flags returns the flags that ADD set on the pod's port.
 func (st state) flags() kernel.BridgePort {
 	return kernel.BridgePort{Hairpin: st.Hairpin, Isolated: st.Isolated}
 }

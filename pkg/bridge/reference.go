@@ -73,8 +73,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// The number of hexadecimal digits at the end of a host side's name tells who made it: Podlace (attachment.HostVeth) or the reference
-// plugin.
+// The number of hexadecimal digits in a host side's name tells who made it: Podlace (attachment.HostVeth) or the reference plugin.
 const (
 	ownDigits       = 11
 	referenceDigits = 8
@@ -166,8 +165,7 @@ func namedInPrevResult(r *plugin.Request, name string) bool {
 	return false
 }
 
-// masqueradedByReference reports whether the reference plugin's rules masquerade all addresses. It returns false for an attachment with a
-// record.
+// masqueradedByReference reports whether the attachment has no record and the reference plugin's rules masquerade all addresses.
 func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
 	if attachment.Recorded(j.r) {
 		return false, nil

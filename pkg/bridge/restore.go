@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore adds what is missing of all attachments on the node from their records, for example after a flush: guards first, which protect
-// pods from each other, then for each network masquerade, rules of VLAN gateways, forwarding, gateway addresses with their routes, and port
+// Restore brings back the state of all attachments on the node from their records, for example after a flush: guards first, which protect
+// pods from each other, then for each network masquerade, VLAN gateways' rules, forwarding, gateway addresses with their routes, and port
 // flags.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
@@ -71,8 +71,7 @@ func baseChains() (all []nft.Place) {
 	return all
 }
 
-// isNoted reports whether a note file says that the node should have a table. After a flush, only this file or the records of all pods can
-// tell.
+// isNoted reports whether a note file says that the node should have a table. After a flush, only it or the records of all pods can tell.
 func isNoted(table string) bool {
 	_, noted := attachment.ReadNote(attachment.OfNode, table)
 	return noted
@@ -85,8 +84,7 @@ func noteTable(table string) error {
 	return attachment.WriteNote(attachment.OfNode, table, "")
 }
 
-// forgetFlushed removes the note file of a missing table that no pod needs. It looks for the table again first, because an ADD may create
-// it at the same time.
+// forgetFlushed removes the note file of a table that is missing, which it checks again because of concurrent ADDs, and that no pod needs.
 func forgetFlushed(host *kernel.Node, s nft.Schema) error {
 	if !isNoted(s.Table) {
 		return nil

@@ -20,8 +20,7 @@ func (l lab) plainLab(name, bridge string) lab {
 	return next
 }
 
-// TestPlainVerbsRestore (F-21): after a flush, ADD and STATUS restore the rules of all networks on the node from the records, even if their
-// own network needs none.
+// TestPlainVerbsRestore (F-21): after a flush, ADD and STATUS restore the rules of all networks, even if their own network needs none.
 func TestPlainVerbsRestore(t *testing.T) {
 	kerneltest.Slow(t)
 	flush := func(tables ...string) []string {
@@ -94,8 +93,7 @@ func TestPlainNode(t *testing.T) {
 	}
 }
 
-// TestPortJoinedAgain: GC restores the flags of a guarded port, which the kernel reset when another program removed the port from the
-// bridge and added it again.
+// TestPortJoinedAgain: GC restores the flags of a guarded port, which the kernel resets when a port leaves the bridge.
 func TestPortJoinedAgain(t *testing.T) {
 	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btre", netlink.LinkDel) })

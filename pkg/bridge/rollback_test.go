@@ -121,8 +121,7 @@ func TestToReferenceWithExceptions(t *testing.T) {
 	}
 }
 
-// TestToReferenceOfAnotherInterface: the reference plugin's chain name depends only on the network and the container ID, so it is the same
-// for interfaces other than eth0.
+// TestToReferenceOfAnotherInterface: the reference plugin's chain name depends on network and container ID, not on the interface.
 func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -153,8 +152,7 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	}
 }
 
-// TestIPTablesMasqueradeOfTheReference: Podlace's iptables rules, which a rollback keeps, equal those of the reference plugin's own
-// function.
+// TestIPTablesMasqueradeOfTheReference: the iptables rules, which a rollback keeps, equal those of the reference plugin's own function.
 func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

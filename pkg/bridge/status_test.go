@@ -85,8 +85,8 @@ func (a attached) mustBeRestoredBy(verb, flush string, keys ...any) {
 	}
 }
 
-// TestStatusNeverWaits (C-72): while other processes hold the locks, STATUS succeeds, but restores and logs nothing. The next one after
-// their release restores the rules.
+// TestStatusNeverWaits (C-72): while others hold the locks, STATUS succeeds, but restores and logs nothing. The next one restores the
+// rules.
 func TestStatusNeverWaits(t *testing.T) {
 	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })

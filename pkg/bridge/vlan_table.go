@@ -18,7 +18,6 @@ import (
 
 func vlanSchema() nft.Schema { return nft.Schema{Table: nft.VLANTable, Version: 2, Build: buildVLANs} }
 
-// vlanChain is the name of a base chain in the table of VLAN gateways.
 const vlanChain = "postrouting"
 
 // VLANGateway is the link with the gateway addresses of a VLAN.
@@ -84,8 +83,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
-// compareVLANGateway returns nil if the kernel has the rules of the VLAN gateway or does not support them, otherwise an error with
-// plugin.CodeStateDiffers.
+// compareVLANGateway returns an error with plugin.CodeStateDiffers if the kernel lacks the gateway's rules. It returns nil without nftables.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {

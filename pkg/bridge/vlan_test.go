@@ -68,8 +68,7 @@ func TestParseVLANs(t *testing.T) {
 	}
 }
 
-// vlanLab returns a node with a bridge of its own if the kernel supports VLAN filtering. Otherwise ADD must return an error for VLANs and
-// change nothing.
+// vlanLab returns a node with a bridge of its own. Without VLAN filtering, it expects ADD to return an error and change nothing.
 func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 	t.Helper()
 	l = bareLab(t, append([]any{"bridge", "btv", "name", "vlans", "ipMasq", false, "isGateway", false, "vlan", 100, "ipam",
@@ -250,8 +249,7 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes attributes of a bridge in a request without any others, because the kernel would reject some values that the netlink
-// library has read from it.
+// setBridge changes attributes of a bridge in a request without others, some of which the kernel would reject as the library has read them.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
@@ -348,8 +346,7 @@ func TestCheckVLANs(t *testing.T) {
 	}
 }
 
-// TestCheckDefaultVLAN (C-61): CHECK fails if another program removed a pod's port from the bridge's default VLAN, because VLAN filtering
-// then drops the pod's frames.
+// TestCheckDefaultVLAN (C-61): CHECK fails if a pod's port is no longer in the bridge's default VLAN, because filtering drops its frames.
 func TestCheckDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
