@@ -18,7 +18,6 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// eventLog collects the events that a test receives.
 type eventLog struct {
 	mu     sync.Mutex
 	events []Event
@@ -32,7 +31,6 @@ func (h *eventLog) take(events <-chan Event) {
 	}
 }
 
-// awaitEvent waits for an event that satisfies the condition.
 func (h *eventLog) awaitEvent(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel reads and changes Linux networking, except nf_tables (package nft): links, addresses, routes, qdiscs, connection tracking
-// and sysctls. Names of methods follow ip(8): a noun changes nothing, a verb makes a change, and Ensure is idempotent. Every change goes
-// through fault.Change.
+// and sysctls. Names of methods follow ip(8): a noun changes nothing, a verb makes a change through fault.Change, and one with the prefix
+// Ensure is idempotent.
 package kernel
 
 import (
@@ -133,8 +133,7 @@ func (n *NS) Close() {
 	}
 }
 
-// Close releases the namespace. After a deletion in nf_tables this takes some milliseconds, because the kernel waits for an RCU grace
-// period.
+// Close releases the namespace. After a deletion in nf_tables, it waits some milliseconds for an RCU grace period of the kernel.
 func (n *Node) Close() {
 	n.NFT.Close()
 	n.NS.Close()

@@ -108,14 +108,12 @@ func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 	return attrs
 }
 
-// linkHeader returns the header of a request about the link with this ifindex.
 func linkHeader(index int) *nl.IfInfomsg {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	return msg
 }
 
-// bridgeHeader returns the header of a request about a bridge port.
 func bridgeHeader(port Link) *nl.IfInfomsg {
 	msg := linkHeader(port.Index)
 	msg.Family = unix.AF_BRIDGE

@@ -28,8 +28,7 @@ func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	})
 }
 
-// File opens the file of the namespace, for example as the target of MoveLink. It is that of the current thread, because /proc/self/ns/net
-// is that of the main thread.
+// File opens the file of the namespace, for example for MoveLink. /proc/self/ns/net would be the main thread's.
 func (n *NS) File() (f *os.File, err error) {
 	err = n.inNamespace(func() (err error) {
 		f, err = os.Open("/proc/thread-self/ns/net")
@@ -120,8 +119,7 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches the XDP program with this file descriptor, or detaches the current one if fd is -1. Package netlink can do that only in
-// the caller's namespace.
+// setXDP attaches the XDP program fd, or detaches the current one if fd is -1, which package netlink can do only in the caller's namespace.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(link.Index), nested(unix.IFLA_XDP|unix.NLA_F_NESTED,

@@ -84,8 +84,7 @@ func TestMoveLinkBadNamespace(t *testing.T) {
 	}
 }
 
-// TestMoveLinkTaken: if the new name is taken in the target namespace, the link stays in its own with its old name. The kernel may detect
-// the conflict before or after the move.
+// TestMoveLinkTaken: if the new name is taken, the link stays in its namespace with its old name, whenever the kernel detects the conflict.
 func TestMoveLinkTaken(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

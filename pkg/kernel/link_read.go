@@ -47,8 +47,7 @@ type Link struct {
 	// setting force_forwarding (since Linux 6.17) of the link. NS.Forwards returns the IPv6 setting for all links.
 	Forwards4, Forwards6 bool
 
-	// Filtered is nf_call_iptables of a bridge (ip-link(8)), with which iptables and nftables see bridged packets while br_netfilter is
-	// loaded.
+	// Filtered is a bridge's nf_call_iptables (ip-link(8)): iptables and nftables see bridged packets while br_netfilter is loaded.
 	Filtered bool
 	// set only for a bridge
 	FiltersVLANs bool
@@ -87,8 +86,7 @@ var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6"
 // groupBase is the first device group of SetUpLeader. It is large, because admins usually take small numbers.
 const groupBase = 0x4000_0000
 
-// bridgeGroup and filteredGroup are the device groups of bridges that AddBridge makes, without and with iptables rules for bridged packets.
-// SetUpLeader uses neither.
+// bridgeGroup and filteredGroup, which SetUpLeader never uses, are the groups of AddBridge without and with iptables for bridged packets.
 const bridgeGroup, filteredGroup = groupBase - 1, groupBase - 2
 
 // Made reports whether AddBridge made the bridge.
@@ -103,8 +101,7 @@ func groupOf(index int) uint32 { return groupBase | uint32(index) }
 // LeadsGroup reports whether SetUpLeader has made the link the leader of a device group, with which DelGroup deletes it.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks returns those settings whose value differed, or was unknown, when the link was read. Each path begins with ipv6/conf/<name of the
-// link>/.
+// Lacks returns the settings, all below ipv6/conf/<name of the link>/, whose value differed or was unknown when the link was read.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
 		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {
@@ -114,8 +111,7 @@ func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	return lacks
 }
 
-// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read. known is false if the kernel does
-// not report it.
+// Conf6 returns the value of a setting below ipv6/conf/<name of the link>/ when the link was read. known is false if it was not reported.
 func (l Link) Conf6(setting string) (value int32, known bool) {
 	at, known := conf6[setting]
 	if known = known && len(l.conf6) >= 4*(at+1); known {
@@ -207,8 +203,7 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
-	// The kernel reports the operational state of a bridge as unknown, although it has a carrier, if it was set up before its first port
-	// was added.
+	// If a bridge is set up before its first port is added, the kernel reports its state as unknown, although it has a carrier.
 	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,
@@ -242,8 +237,7 @@ func parseLink(message []byte) (Link, error) {
 	return link, nil
 }
 
-// attributeAt returns the value of a nested netlink attribute, or nil if it is missing. path contains the types from the outermost to the
-// innermost.
+// attributeAt returns the value of a nested netlink attribute, or nil. path contains the types from the outermost to the innermost.
 func attributeAt(attributes []byte, path ...uint16) []byte {
 	for _, kind := range path {
 		attributes = attributeOf(attributes, kind)

@@ -70,8 +70,7 @@ func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }
 
-// ReplaceNexthop changes the nexthop object with the ID for all routes that refer to it, in one request. It adds the object if there is
-// none.
+// ReplaceNexthop adds a nexthop object, or changes it for all routes that refer to it, in one request.
 func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
 }

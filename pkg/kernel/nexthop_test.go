@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestNexthops: Nexthops returns an added object with its protocol. Adding it again fails, whereas replacing it and deleting a missing one
-// do not.
+// TestNexthops: Nexthops returns an object with its protocol. Adding it again fails; replacing it and deleting a missing one do not.
 func TestNexthops(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -47,8 +46,8 @@ func TestNexthops(t *testing.T) {
 	check()
 }
 
-// TestProtocolRoutes: ProtocolRoutes returns only routes of the main table with the protocol, and DelProtocolRoute keeps other programs'
-// routes to the same prefix.
+// TestProtocolRoutes: ProtocolRoutes returns the main table's routes of a protocol. DelProtocolRoute keeps other programs' to the same
+// prefix.
 func TestProtocolRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -103,8 +102,7 @@ func TestProtocolRoutes(t *testing.T) {
 	}
 }
 
-// TestVXLAN: EnsureVXLAN creates a device with the requested properties, and recreates it only if the kernel cannot change it. It keeps
-// another program's device.
+// TestVXLAN: EnsureVXLAN creates a device, and recreates it only if the kernel cannot change it. It keeps another program's device.
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142

@@ -26,7 +26,6 @@ type card struct {
 	netns *os.File
 }
 
-// trial is a test that uses a network card.
 type trial struct {
 	name string
 	run  func(*testing.T, card)
@@ -63,7 +62,6 @@ func newCard(t *testing.T, nic func(testing.TB, int) kerneltest.NIC) card {
 	return c
 }
 
-// openPod is a pod whose namespace is open.
 type openPod struct {
 	*NS
 	pod   *sandbox.Pod
@@ -109,8 +107,7 @@ func moveVF(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
 }
 
-// moveVFTaken: a VF stays on the host if a link in the pod has its new name or one of its alternative names. A later move with an unused
-// name succeeds.
+// moveVFTaken: a VF whose new or alternative name is taken in the pod stays on the host. A later move with an unused name succeeds.
 func moveVFTaken(t *testing.T, c card) {
 	pod := newInside(t)
 	addBridge(t, pod, "net1")
@@ -186,7 +183,6 @@ type end struct {
 	ip netip.Addr
 }
 
-// giveVF moves a VF into a new pod, adds an address and sets the VF up.
 func (c card) giveVF(t *testing.T, vf int, ip string) end {
 	t.Helper()
 	pod := newInside(t)

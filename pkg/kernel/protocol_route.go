@@ -55,8 +55,7 @@ type FoundRoute struct {
 	message  []byte
 }
 
-// ProtocolRoutes returns the routes of the main table with the protocol, or all of them if it is 0. The kernel filters them, so other
-// programs' routes do not slow it down.
+// ProtocolRoutes returns the main table's routes of a protocol, or all if it is 0. The kernel filters, so other routes do not slow it down.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
@@ -100,8 +99,7 @@ func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute replaces the first route with the same prefix and metric, even another program's, or adds it. The kernel loses no
-// packet meanwhile.
+// ReplaceProtocolRoute adds a route, or replaces the first one with its prefix and metric, even another program's, without losing packets.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
@@ -160,7 +158,6 @@ func (n *NS) Describe(r FoundRoute) string {
 	return text
 }
 
-// describeHop formats the gateway and the link of a next hop.
 func (n *NS) describeHop(body []byte, link uint16) (text string) {
 	gateway := attributeOf(body, unix.RTA_GATEWAY)
 	if via := attributeOf(body, unix.RTA_VIA); len(via) > 2 { // the family precedes the address

@@ -17,8 +17,7 @@ import (
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
-// redirectPriority is the highest possible number, so that filters of other programs, which get at most 49152 from the kernel if they have
-// none, run before the redirect.
+// redirectPriority is the highest number, so that all other filters run first; the kernel chooses at most 49152 for those without one.
 const redirectPriority = 65535
 
 // referencePriority is the priority of the filter of the reference bandwidth plugin.
@@ -140,16 +139,14 @@ func redirectionOf(f netlink.Filter) Redirection {
 	return RedirectsAll
 }
 
-// listFilters returns the filters for the received or the sent frames of a link. It is empty if the link was deleted or has no qdisc for
-// filters.
+// listFilters returns a link's filters for received or sent frames: none if the link was deleted or has no qdisc for filters.
 func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err error) {
 	list, err = dump(func() ([]netlink.Filter, error) { return n.h.FilterList(byIndex(link.Index), parent) })
 	err = fault.Ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a u32 filter redirects packets: 0 if the link was deleted, -1 if the filter does not
-// redirect.
+// redirectsTo returns the ifindex of the target of a u32 filter: 0 if the target was deleted, -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	if _, ok := f.(*netlink.U32); !ok {
 		return -1
@@ -196,7 +193,6 @@ type redirectSource struct {
 	filters []netlink.Filter
 }
 
-// redirectionTo returns which frames the filters redirect to the link with this ifindex.
 func (r redirectSource) redirectionTo(index int) Redirection {
 	most := RedirectsNone
 	for _, f := range r.filters {
@@ -207,8 +203,7 @@ func (r redirectSource) redirectionTo(index int) Redirection {
 	return most
 }
 
-// redirectSources returns the links with an ingress or clsact qdisc and their filters. If some are unreadable, it returns the others and an
-// error.
+// redirectSources returns the links with an ingress or clsact qdisc and their filters, and an error about those that are unreadable.
 func (n *NS) redirectSources() (found []redirectSource, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {
@@ -272,7 +267,6 @@ func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	})
 }
 
-// isStale reports whether delRedirects must delete a filter.
 func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	priority, target := f.Attrs().Priority, redirectsTo(f)
 	if spareAll && target == to.Index && redirectionOf(f) == RedirectsAll {
@@ -281,8 +275,7 @@ func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	return priority == redirectPriority || to.Index != 0 && target == to.Index || priority == referencePriority && target == 0
 }
 
-// hasFilters reports whether the clsact or ingress qdisc of a link has filters for received or sent frames, which are the same for an
-// ingress qdisc.
+// hasFilters reports whether the clsact or ingress qdisc of a link has filters. An ingress qdisc returns the same ones for both sides.
 func (n *NS) hasFilters(link Link) (bool, error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := n.listFilters(link, parent); err != nil || len(filters) > 0 {

@@ -13,7 +13,6 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// redirectAsReference adds the redirect filter of the reference bandwidth plugin.
 func redirectAsReference(t *testing.T, w wire, to Link) {
 	t.Helper()
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
@@ -27,8 +26,7 @@ func redirectAsReference(t *testing.T, w wire, to Link) {
 	}))
 }
 
-// TestDelRedirectOfReference: DelRedirect removes the reference bandwidth plugin's filter, even if the ifb is deleted, but no other
-// program's with the same priority.
+// TestDelRedirectOfReference: DelRedirect removes the reference plugin's filter, even without its ifb, but no other of the same priority.
 func TestDelRedirectOfReference(t *testing.T) {
 	for _, c := range []struct{ others, gone bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		w := newWire(t)
@@ -52,8 +50,7 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference: Redirect replaces a filter of the reference bandwidth plugin whose ifb was deleted, because it drops all
-// frames.
+// TestRedirectAfterReference: Redirect replaces a filter of the reference plugin whose ifb was deleted, because it drops all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -153,8 +150,7 @@ func TestBucketsOfOthers(t *testing.T) {
 	}
 }
 
-// TestNamesWhatIsMissing: missingFeature returns a *MissingFeature only for ENOENT, which is the kernel's error for an unknown kind of
-// qdisc.
+// TestNamesWhatIsMissing: missingFeature returns a *MissingFeature only for ENOENT, the kernel's error for an unknown kind of qdisc.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
 	err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.replace(&w.host.NS)

@@ -79,8 +79,7 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the part of a link's state that affects routes. The zero value means that routes cannot use the link, for example because it
-// is down.
+// linkState is the part of a link's state that affects routes. It is zero if routes cannot use the link, for example while it is down.
 type linkState struct {
 	flags uint32
 	mtu   uint32

@@ -22,7 +22,6 @@ import (
 
 const ours = 142
 
-// routeSocket opens a socket for the route messages of a namespace.
 func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	t.Helper()
 	kerneltest.Must(t, n.inNamespace(func() (err error) { socket, err = subscribeRoutes(); return err }))
@@ -202,8 +201,7 @@ func foreignRoutes(n *NS, count int) error {
 	return err
 }
 
-// TestRouteEventsMerge: a late receiver gets one event for all earlier changes, and one for each later change. The channel is closed when
-// the context ends.
+// TestRouteEventsMerge: a late receiver gets one event for all earlier changes and one for each later one, and then a closed channel.
 func TestRouteEventsMerge(t *testing.T) {
 	h := host(t)
 	kerneltest.Clean(t)

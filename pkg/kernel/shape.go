@@ -98,8 +98,7 @@ func (b Bucket) tbfOptions() []*nl.RtAttr {
 	return options
 }
 
-// burstTicks returns how many ticks the transmission of burst bytes takes at rate bytes per second, at most 2^32-1, because the kernel's
-// field has 32 bits.
+// burstTicks returns the ticks that burst bytes take at rate bytes per second, at most 2^32-1, because the kernel's field has 32 bits.
 func burstTicks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }

@@ -117,8 +117,7 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue: Shape sets and changes a fair queue, whose settings Shaped returns, and whose dropped packets Buckets returns.
-// HasFairQueue changes no qdisc.
+// TestFairQueue: Shape sets and changes a fair queue, Shaped reads it, and Buckets its drops. HasFairQueue changes no qdisc.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
 	before, err := w.host.qdiscs()

@@ -51,7 +51,7 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// IP_FREEBIND allows an address that the node does not have yet. Once it has, a process that listens on all addresses uses this
+		// IP_FREEBIND allows an address that the node does not have yet, on which a process that listens on all addresses will use this
 		// port too.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}

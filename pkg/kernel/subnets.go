@@ -89,7 +89,6 @@ func (n *NS) allLinks() ([]netlink.Link, error) {
 	return links, wrapped("link show", err)
 }
 
-// mainRoutes returns the IPv4 and IPv6 routes of the main table.
 func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		more, err := n.listRoutes(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)

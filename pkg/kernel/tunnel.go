@@ -82,8 +82,7 @@ func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) e
 	})
 }
 
-// DelForwarding deletes the forwarding entry of a MAC. It is a no-op if the entry is missing. Package netlink cannot omit the remote
-// address (NDA_DST).
+// DelForwarding deletes a MAC's forwarding entry, if any. Package netlink cannot omit the remote address (NDA_DST).
 func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	return fault.Change(fmt.Sprintf("fdb del %s dev %s", mac, link.Name), func() error {
 		err := n.sendChange(unix.RTM_DELNEIGH, 0, forwardingHeader(link), nl.NewRtAttr(unix.NDA_LLADDR, mac))
@@ -91,12 +90,10 @@ func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	})
 }
 
-// forwardingHeader returns the header of a request about a VXLAN device's static forwarding entry.
 func forwardingHeader(link Link) *netlink.Ndmsg {
 	return &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index), State: unix.NUD_PERMANENT | unix.NUD_NOARP, Flags: unix.NTF_SELF}
 }
 
-// neighbourEntry contains the data of a neighbour entry or a forwarding entry.
 type neighbourEntry struct {
 	family    byte
 	link      int

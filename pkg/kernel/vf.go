@@ -68,8 +68,7 @@ func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	return VF{}, false, nil
 }
 
-// VFStatsOf returns the counters of all VFs of a PF by index. The PF must be in the caller's namespace; the VFs may be in any one and bound
-// to any driver.
+// VFStatsOf returns the counters of all VFs of a PF by index. Only the PF must be in the caller's namespace; VFs may have any driver.
 func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	n, err := Host()
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// wordAttribute returns a netlink attribute with numbers of 32 bits.
 func wordAttribute(kind int, values ...int) *nl.RtAttr {
 	var data []byte
 	for _, v := range values {
@@ -27,8 +26,8 @@ func wordAttribute(kind int, values ...int) *nl.RtAttr {
 	return nl.NewRtAttr(kind, data)
 }
 
-// pfMessage returns the kernel's message about a PF with these VFs. Their indexes may have gaps, because the kernel omits VFs that the
-// driver fails to report.
+// pfMessage returns the kernel's message about a PF. VF indexes may have gaps, because the kernel omits VFs that the driver does not
+// report.
 func pfMessage(vfs map[int]VF, mute bool) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	for _, index := range slices.Sorted(maps.Keys(vfs)) {

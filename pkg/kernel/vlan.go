@@ -36,8 +36,7 @@ func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// vlanRanges splits the list into ranges of consecutive IDs with the same flags. A VLAN with PVID is a range of its own, as the kernel
-// requires.
+// vlanRanges splits the list into ranges of consecutive IDs with the same flags. The kernel accepts PVID only in a range of one VLAN.
 func (v VLANs) vlanRanges() iter.Seq2[VLAN, uint16] {
 	return func(yield func(first VLAN, last uint16) bool) {
 		for i := 0; i < len(v); {
@@ -75,10 +74,10 @@ func (v VLANs) String() string {
 	return strings.Join(words, ", ")
 }
 
-// HasVLANFiltering reports whether the kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). It sends up to two requests
-// for a bridge that no kernel can create, because the VLAN protocol is invalid and the name is taken (first) or the namespace is invalid
-// (second). A kernel with VLAN filtering complains about the protocol first. Kernels before 6.13 check it only once the module bridge is
-// loaded, which the second request does.
+// HasVLANFiltering reports whether the kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). It requests a bridge that no
+// kernel can create, with an invalid VLAN protocol and a name that is taken, then with an invalid namespace instead of that name. A kernel
+// with VLAN filtering reports the protocol first; before 6.13, it does so only once the module bridge is loaded, which the second request
+// causes.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{

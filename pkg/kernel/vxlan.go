@@ -99,8 +99,7 @@ func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err err
 	return link, changes + 1, err
 }
 
-// ownVXLAN returns the VXLAN devices of the group, or a *ForeignLink if another program's device has the same name, or the same VNI and
-// port.
+// ownVXLAN returns the VXLAN devices of the group, or a *ForeignLink if another program's device has the name, or the VNI and port.
 func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	all, err := n.VXLANs()
 	if err != nil {
