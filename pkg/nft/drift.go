@@ -93,9 +93,9 @@ func (t *Handle) isDormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes the chains and rules of a registered table in one transaction. It first deletes the old chains, because the kernel cannot
-// change a chain's hook or priority: those with the given names, or all of them, even other programs', if there are no names. Sets keep
-// their elements.
+// Install writes the chains and rules of a registered table in one transaction. It first deletes the chains with the given names, or
+// without names all chains of the table, even other programs', because the kernel cannot change a chain's hook or priority. Sets keep their
+// elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
 	if err != nil {
@@ -127,8 +127,8 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// clearDormant enables the chains of a dormant table. This needs a transaction of its own, because the kernel refuses new base chains in
-// the one that enables the table.
+// clearDormant enables the chains of a dormant table in a transaction of its own, because the kernel refuses new base chains in the same
+// one.
 func (t *Handle) clearDormant() error {
 	if dormant, err := t.isDormant(); err != nil || !dormant {
 		return err
@@ -139,8 +139,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns those names that the table has a chain for. Without names, it reads all chains of the address family and returns
-// those of the table.
+// existingChains returns those of the names that are chains of the table. Without names, it returns all of them, for which it reads all
+// chains of the address family.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {

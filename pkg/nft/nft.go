@@ -198,8 +198,7 @@ func (t *Handle) countRules() (n int, err error) {
 	return n, t.dump(ask, func([]byte) { n++ })
 }
 
-// tableMessage returns a message with only the name of a table, whose attribute number is the same for tables and rules (NFTA_TABLE_NAME,
-// NFTA_RULE_TABLE).
+// tableMessage returns a message with only a table's name, whose attribute is the same everywhere (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
 func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.String(unix.NFTA_TABLE_NAME, table)
@@ -210,8 +209,7 @@ func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (md
 	}, err
 }
 
-// Add adds all elements or none, in one transaction. It returns unix.EEXIST if a key exists, and unix.ENOENT if the table or set is
-// missing.
+// Add adds all elements or none. It returns unix.EEXIST if a key exists, and unix.ENOENT if the table or set is missing.
 func (t *Handle) Add(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
@@ -285,8 +283,7 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction and reads one acknowledgement for each message between the first and the last, which mark its begin and
-// end.
+// sendBatch sends a transaction and reads an acknowledgement for each message, except the first and the last, which mark begin and end.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {
@@ -367,8 +364,7 @@ func Build(op string, build func(*nftables.Conn) error) error {
 	})
 }
 
-// Limits of a socket in bytes. A transaction is one datagram, in which the guard of a pod takes about 250 bytes, and the kernel answers
-// each of its messages.
+// Limits of a socket in bytes. A transaction is one datagram, with about 250 bytes per guarded pod, and each of its messages is answered.
 const (
 	maxTransaction = 32 << 20
 	maxReplies     = 4 << 20

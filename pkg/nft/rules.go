@@ -287,8 +287,7 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 	return out, nil
 }
 
-// deleteChainMessages returns messages that delete a chain, its rules and all jumps to it. If the chain is missing, which costs one
-// request, there are none.
+// deleteChainMessages returns messages that delete a chain, its rules and all jumps to it: none, after one request, if it is missing.
 func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
