@@ -111,8 +111,7 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// TestEditParallel changes the table with several processes at once. Nobody may change it between the read and the write of another, so
-// none loses its chain.
+// TestEditParallel: several processes change the table, and none loses its chain, because nobody writes between another's read and write.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
