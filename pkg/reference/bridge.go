@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Bridge handles the rules that the reference bridge plugin creates for an attachment: masquerade in all known variants, and the check of
-// the source MAC (macspoofchk).
+// Bridge handles the reference bridge plugin's rules for an attachment: all variants of masquerade, and the check of the MAC (macspoofchk).
 type Bridge Attachment
 
 const postrouting = "POSTROUTING"

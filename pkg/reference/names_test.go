@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestNames compares the chain names with those that the reference plugins compute, and with those on existing nodes, because a new version
-// must find the objects of an old one.
+// TestNames compares the chain names with the reference plugins', and with those on existing nodes, which a new version must still find.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key    attachment.Key

@@ -50,8 +50,7 @@ func TestSpoofCheckOfTheReference(t *testing.T) {
 	}
 }
 
-// writtenObjects returns the tables, chains and rules that write creates, without the comments that the reference plugin sets on tables and
-// chains.
+// writtenObjects returns the tables, chains and rules that write creates, without comments of tables and chains.
 func writtenObjects(t *testing.T, write func() error) (records []string) {
 	t.Helper()
 	pipeTo(t, "flush ruleset", "nft", "-f", "-")

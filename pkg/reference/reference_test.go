@@ -36,8 +36,7 @@ func pipeTo(t *testing.T, text string, command ...string) {
 	}
 }
 
-// leftBy returns the rules that several versions of the reference plugins leave for a container, as input for nft(8) and
-// iptables-restore(8).
+// leftBy returns what several versions of the reference plugins leave for a container, as input for nft(8) and iptables-restore(8).
 func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
 	words := strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port)
 	return words.Replace(`
@@ -174,8 +173,7 @@ func linesAbout(id, hash string) func(*testing.T) []string {
 	}
 }
 
-// TestTwoNetworksOfOneContainer expects DEL in one network to keep the hostPorts of the other, although the reference plugin's rules
-// contain only the container ID.
+// TestTwoNetworksOfOneContainer: DEL in one network keeps the other's hostPorts, although their rules contain only the container ID.
 func TestTwoNetworksOfOneContainer(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	pipeTo(t, `table ip cni_hostport { chain hostports {
