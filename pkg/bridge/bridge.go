@@ -2,12 +2,10 @@
 
 // Package bridge connects a pod to a Linux bridge with a veth pair. The configured IPAM plugin assigns the addresses.
 //
-// An attachment's record describes all kernel objects on the node's side. DEL therefore needs only the network, the container ID and the
-// interface name.
+// An attachment's record lists everything on the node's side, so DEL needs only network, container ID and interface name.
 //
-// The functions planLayer3, guardOf, wantedMasquerade, masqueradeLines and VLANs.onPort compute the wanted state without any I/O. ADD
-// applies the wanted state. CHECK compares the wanted state with the kernel's state. Restore computes the wanted state from the records,
-// and adds the objects that a flush removed.
+// planLayer3, guardOf, wantedMasquerade, masqueradeLines and VLANs.onPort compute the wanted state without I/O. ADD applies it, CHECK
+// compares it with the kernel's, and Restore computes it from the records to bring back what a flush removed.
 package bridge
 
 import (
@@ -25,7 +23,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The type state is the content of an attachment's record.
+// state is the content of an attachment's record.
 type state struct {
 	Bridge     string          `json:"bridge"`
 	BridgeMAC  string          `json:"bridgeMAC,omitempty"`
@@ -49,24 +47,23 @@ type state struct {
 
 type bridge struct{ ipam ipam.Runner }
 
-// Plugin returns the bridge plugin. The argument `builtin` lists the IPAM plugins that run inside this process.
+// Plugin returns the bridge plugin. The builtin IPAM plugins run in this process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	b := bridge{ipam.Runner{Builtin: builtin}}
 	return plugin.Plugin{Name: "bridge", Add: b.add, Del: b.del, Check: b.check, GC: b.gc, Status: b.status}
 }
 
-// The type job contains the data of one ADD or CHECK: the request, its configuration and the open handles.
+// job is one ADD or CHECK: the request, its configuration and the open handles.
 type job struct {
 	r    *plugin.Request
 	cfg  Config
 	att  *attachment.Attachment
 	host *kernel.Node
 	pod  *kernel.NS
-	// The field `shared` is true if all pods of the network share masquerade rules. This is possible if the subnets of the IPAM plugin are
-	// known. Shared masquerade rules cover whole subnets instead of single addresses.
+	// shared is true if the pods of the network share masquerade rules for whole subnets, which the IPAM plugin must report.
 	shared bool
 	fresh  bool // this ADD created the bridge or added a gateway address to it
-	// recordedState is the state that ADD recorded, for use by CHECK. If the record cannot be read, hasRecord is false.
+	// recordedState is what ADD recorded, for CHECK. hasRecord is false if it cannot be read.
 	recordedState state
 	hasRecord     bool
 }
@@ -171,8 +168,8 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.attachmentResult(w, layer3, addresses), nil
 }
 
-// clearResidue removes objects that an unfinished ADD with the same key left behind. If the container is already attached, even in another
-// namespace, clearResidue returns an error, because the runtime still uses the result of the earlier ADD.
+// clearResidue removes what an unfinished ADD with the same key left behind. It returns an error if the container is attached, even in
+// another namespace, because the runtime still uses the result of that ADD.
 func (b bridge) clearResidue(j *job) error {
 	var st state
 	recorded, err := j.att.Load(&st)
@@ -180,8 +177,7 @@ func (b bridge) clearResidue(j *job) error {
 		return err
 	}
 	if recorded && st.Unfinished {
-		// An earlier process began an ADD with the same key. The earlier process has ended, because the current process holds the lock.
-		// removeResidue finds the links of the earlier process by their names.
+		// The process that began this ADD has ended, because this one holds its lock. removeResidue finds its links by their names.
 		if err := b.removeResidue(j, st); err != nil {
 			return err
 		}
@@ -242,9 +238,8 @@ func (b bridge) del(r *plugin.Request) error {
 	return errors.Join(err, att.Remove())
 }
 
-// remove() removes the rules, the links, the leases and the record of an attachment, in this order. The leases are released only if the
-// node has no link and no rule of the pod, so that two pods never use one address at the same time. The record is deleted only if
-// everything else is gone.
+// remove removes rules, links, leases and record, in this order. Leases are released only once the node has no link or rule of the pod, so
+// that two pods never use one address. The record goes last, when everything else is gone.
 func (b bridge) remove(r *plugin.Request, att *attachment.Attachment, host *kernel.Node, st state) error {
 	return b.finishRemove(r, att, st, deleteFromNode(host, att, &st))
 }
@@ -255,8 +250,7 @@ func deleteFromNode(host *kernel.Node, att *attachment.Attachment, st *state) er
 	})
 }
 
-// finishRemove releases the leases and deletes the record. If the argument `err` is not nil, the removal of links and rules failed, and
-// finishRemove changes nothing.
+// finishRemove releases the leases and deletes the record, unless err says that links or rules could not be removed.
 func (b bridge) finishRemove(r *plugin.Request, att *attachment.Attachment, st state, err error) error {
 	if err == nil {
 		err = b.releaseAddresses(r, st.IPAM, st.Addresses...)
@@ -275,8 +269,7 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage, leas
 	as := *r
 	as.Config, as.Leased = ipam.WithKey(r.Config, "ipam", object), leased
 	if now := ipam.Type(ipam.Object(r.Config)); now != "" && now != name && !b.ipam.Available(r, name) {
-		// If the IPAM plugin that assigned the pod's addresses is not installed, DEL calls the configured IPAM plugin. Without this
-		// fallback, the pod could never be deleted.
+		// If the IPAM plugin that assigned the addresses is gone, DEL asks the configured one. Otherwise the pod could never be deleted.
 		r.Log.Warn("the pod's IPAM plugin is not installed; asking the configured one instead",
 			"gone", name, "asked", now)
 		as.Config, name = r.Config, now
@@ -284,7 +277,7 @@ func (b bridge) releaseAddresses(r *plugin.Request, object json.RawMessage, leas
 	return b.ipam.Del(&as, name)
 }
 
-// status() restores flushed rules. STATUS fails only if no ADD can work on this node.
+// status restores flushed rules. It fails only if no ADD can work on this node.
 func (b bridge) status(r *plugin.Request) error {
 	cfg, err := Parse(r)
 	if err != nil {
@@ -308,7 +301,7 @@ func (b bridge) status(r *plugin.Request) error {
 	return nil
 }
 
-// whyUnusable returns the reason why no ADD can work on this node, or nil if ADD can work.
+// whyUnusable returns why no ADD can work on this node, or nil.
 func (c Config) whyUnusable(host *kernel.Node) error {
 	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {
@@ -320,7 +313,7 @@ func (c Config) whyUnusable(host *kernel.Node) error {
 	return err
 }
 
-// supported() returns an error if the node lacks a feature that the configuration needs. ADD calls supported() before any change.
+// supported returns an error if the node lacks a feature that the configuration needs. ADD calls it before any change.
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
 	if c.MACSpoofCheck || c.AntiSpoof {

@@ -19,8 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// addForeignBridge creates a bridge as the command 'ip link add' does. The kernel sets the MAC of such a bridge to the lowest MAC of its
-// ports.
+// addForeignBridge creates a bridge as 'ip link add' does, so that its MAC is the lowest of its ports.
 func addForeignBridge(t *testing.T, name string) {
 	t.Helper()
 	t.Cleanup(func() { _ = onHost(name, netlink.LinkDel) })
@@ -30,7 +29,7 @@ func addForeignBridge(t *testing.T, name string) {
 	}
 }
 
-// foreignLab returns a node with a network whose bridge was created by another program.
+// foreignLab returns a node with a network on another program's bridge.
 func foreignLab(t *testing.T, name string, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, append([]any{"name", name, "bridge", name}, keys...)...)
@@ -38,8 +37,7 @@ func foreignLab(t *testing.T, name string, keys ...any) lab {
 	return l
 }
 
-// addPort adds a port to a bridge, as another program could do. The port's MAC is lower than the MACs of all other ports. The returned
-// function deletes the port.
+// addPort adds a port with a lower MAC than all others to a bridge, as another program could do.
 func addPort(t *testing.T, bridge string) (del func()) {
 	t.Helper()
 	master, err := netlink.LinkByName(bridge)
@@ -60,8 +58,7 @@ func addPort(t *testing.T, bridge string) (del func()) {
 	}
 }
 
-// TestForeignBridgeKeepsMAC checks a bridge that another program created. From the first ADD on, the bridge keeps its MAC when ports join
-// and leave. Each ADD result contains this MAC.
+// TestForeignBridgeKeepsMAC: from the first ADD on, another program's bridge keeps its MAC when ports join and leave. Each result has it.
 func TestForeignBridgeKeepsMAC(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{
@@ -97,8 +94,7 @@ func TestForeignBridgeKeepsMAC(t *testing.T) {
 	}
 }
 
-// TestVLANGatewayOnForeignBridge checks that the gateway interface of a VLAN and the bridge below it keep their MACs while pods are
-// attached.
+// TestVLANGatewayOnForeignBridge: a VLAN's gateway and the bridge below it keep their MACs while pods are attached.
 func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -118,7 +114,7 @@ func TestVLANGatewayOnForeignBridge(t *testing.T) {
 	}
 }
 
-// echo() starts a UDP server on an address of the node. The UDP server answers until the test ends.
+// echo starts a UDP server on an address of the node, which answers until the test ends.
 func echo(t *testing.T, address string) (port string) {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", net.JoinHostPort(address, "0"))
@@ -139,9 +135,7 @@ func echo(t *testing.T, address string) (port string) {
 	return fmt.Sprint(conn.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// exchange() sends datagrams from a pod until a channel is closed. Each datagram is sent after the answer to the previous datagram. The
-// results of exchange() are the number of answered datagrams and the number of lost datagrams. The timeout for an answer is long enough for
-// a slow machine.
+// exchange sends datagrams from a pod until stop is closed, each after the answer to the one before. The timeout suits slow machines.
 func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered, lost int, err error) {
 	var conn net.Conn
 	if err = pod.Do(func() error { conn, err = net.Dial("udp", address); return err }); err != nil {
@@ -168,8 +162,8 @@ func exchange(pod *sandbox.Pod, address string, stop <-chan struct{}) (answered,
 	}
 }
 
-// TestGatewayReachedWhilePodsComeAndGo checks that no packet between a pod and the node is lost while ports join and leave. The bridge of
-// this test was created by another program. In the subtest for a layer 2 network, the test sets the gateway address, as an admin would do.
+// TestGatewayReachedWhilePodsComeAndGo: no packet between a pod and the node is lost while ports join and leave another program's bridge.
+// In the layer 2 network, the test sets the gateway address, as an admin would.
 func TestGatewayReachedWhilePodsComeAndGo(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{"btping": nil, "btpingl2": {"isGateway", false, "ipMasq", false, "ipam", nil}} {
@@ -217,9 +211,8 @@ func testGatewayReached(t *testing.T, name string, keys []any) {
 	l.OK(a.check())
 }
 
-// TestCheckSeesChangedGatewayMAC (C-61) checks that CHECK fails if the pod's neighbour entry contains the previous MAC of its gateway.
-// CHECK succeeds if the pod has no neighbour entry for the gateway, or an entry with the new MAC. CHECK ignores the bridge's MAC in
-// prevResult.
+// TestCheckSeesChangedGatewayMAC (C-61): CHECK fails if the pod's neighbour entry has the previous MAC of its gateway, but not without an
+// entry or with the new MAC. It ignores the bridge's MAC in prevResult.
 func TestCheckSeesChangedGatewayMAC(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -273,8 +266,8 @@ func (l lab) forgetNeighbour(addr string) error {
 	})
 }
 
-// TestEntryOfTenant (C-61) checks that CHECK ignores a neighbour entry in state "stale", because the pod's kernel verifies this entry
-// before using it. A tenant can write a permanent neighbour entry, so CHECK's hint must not contain the MAC of this entry.
+// TestEntryOfTenant (C-61): CHECK ignores a stale neighbour entry, which the pod's kernel verifies before use. A tenant can write a
+// permanent one, so CHECK's hint must not contain its MAC.
 func TestEntryOfTenant(t *testing.T) {
 	const tenants = "02:de:ad:be:ef:01"
 	l := newLab(t)

@@ -25,7 +25,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// listLeases returns the names of the lease files.
 func listLeases(t *testing.T) (list []string) {
 	t.Helper()
 	entries, _ := os.ReadDir("/var/lib/cni/networks/net")
@@ -68,7 +67,7 @@ func withoutInterfaceIndex(a attached) types100.Result {
 	return prev
 }
 
-// TestAddLive checks that every object in the result already works when ADD returns.
+// TestAddLive: everything in the result already works when ADD returns.
 func TestAddLive(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -101,8 +100,7 @@ func TestAddLive(t *testing.T) {
 	}
 }
 
-// TestHostSideHasNoIPv6 checks that IPv6 is off on host-side veths. IPv6 routes for every host-side veth would make each link change on the
-// node slower.
+// TestHostSideHasNoIPv6: IPv6 is off on host-side veths, whose routes would make each link change on the node slower.
 func TestHostSideHasNoIPv6(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -120,9 +118,8 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestIPv4PodHasNoIPv6 checks that IPv6 is off on an interface of an IPv4 network, unless the pod gets an IPv6 route. IPv6 stays on if the
-// network assigns no addresses, because the pod then configures the interface itself. In each case, the interface ignores router
-// advertisements of its neighbours, also if the pod enables IPv6 later.
+// TestIPv4PodHasNoIPv6: IPv6 is off on an interface of an IPv4 network, unless the pod gets an IPv6 route, or no addresses at all, because
+// it then configures the interface itself. It always ignores its neighbours' router advertisements, even if the pod enables IPv6 later.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
 	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
@@ -152,8 +149,7 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestAddressReused checks that a new pod with the address of a deleted pod is reachable at once. The node and another pod still have the
-// MAC of the deleted pod in their neighbour tables.
+// TestAddressReused: a new pod with a deleted pod's address is reachable at once, although the node and another pod still know the old MAC.
 func TestAddressReused(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -165,7 +161,7 @@ func TestAddressReused(t *testing.T) {
 		l.mustAnswer(nil, addr)
 		l.mustAnswer(other.Pod, addr)
 	}
-	// The test writes a neighbour entry with a MAC that Podlace did not compute. Pods that the reference plugin attached have such MACs.
+	// a neighbour entry with a MAC that Podlace did not compute, as of pods that the reference plugin attached
 	bridge, err := netlink.LinkByName("bt0")
 	if err != nil {
 		t.Fatal(err)
@@ -187,8 +183,7 @@ func TestAddressReused(t *testing.T) {
 	}
 }
 
-// TestReachedAtOnce checks that frames can pass as soon as ADD returns. The kernel may activate a new link up to a second late, and the
-// link drops frames until then, so ADD must wait.
+// TestReachedAtOnce: frames pass as soon as ADD returns, although the kernel may take a second to activate a new link, which drops them.
 func TestReachedAtOnce(t *testing.T) {
 	kerneltest.Slow(t)
 	var name unix.Utsname
@@ -220,8 +215,7 @@ func TestReachedAtOnce(t *testing.T) {
 	}
 }
 
-// answersFirst reports whether the pod answers the first datagram from the node. The node knows the pod's MAC, so that the kernel sends the
-// datagram at once and only once.
+// answersFirst reports whether the pod answers the node's first datagram, which is sent at once and only once, because the MAC is known.
 func answersFirst(t *testing.T, bridge int, result types100.Result) bool {
 	t.Helper()
 	mac, err := net.ParseMAC(result.Interfaces[*result.IPs[0].Interface].Mac)
@@ -246,8 +240,7 @@ func answersFirst(t *testing.T, bridge int, result types100.Result) bool {
 	return errors.Is(err, unix.ECONNREFUSED) // no server listens
 }
 
-// mustAnswer fails the test unless a connection to the address is refused within a second. The refusal of the connection proves that the
-// pod is reachable. If the first argument is nil, the connection starts on the node.
+// mustAnswer expects the pod to refuse a connection within a second, which proves that it is reachable. nil as from is the node.
 func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {
@@ -266,7 +259,7 @@ func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	}
 }
 
-// TestAddTwice checks that a second ADD for the same key fails and does not change the first attachment.
+// TestAddTwice: a second ADD for the same key fails and leaves the first attachment alone.
 func TestAddTwice(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -277,8 +270,7 @@ func TestAddTwice(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestAttachedElsewhere checks a container that is already attached in another namespace. ADD must not change the existing attachment, with
-// or without a record.
+// TestAttachedElsewhere: ADD does not touch a container's attachment in another namespace, with or without a record.
 func TestAttachedElsewhere(t *testing.T) {
 	l := newLab(t)
 	other := l
@@ -300,8 +292,7 @@ func TestL2(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "eth0 is down in the pod")
 }
 
-// TestMACOfTheBridge checks that ADD refuses the bridge's MAC as the MAC of a pod. A pod with the MAC of the bridge would receive no
-// frames.
+// TestMACOfTheBridge: ADD refuses the bridge's MAC, with which a pod would receive no frames.
 func TestMACOfTheBridge(t *testing.T) {
 	l := newLab(t)
 	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig,

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// check() compares the state of the node and the pod with prevResult and the configuration.
+// check compares the state of the node and the pod with prevResult and the configuration.
 func (b bridge) check(r *plugin.Request) error {
 	j, err := b.open(r)
 	if err != nil {
@@ -64,7 +64,7 @@ func (b bridge) check(r *plugin.Request) error {
 	return j.checkTolerated(w, l)
 }
 
-// ownResult returns the part of prevResult that belongs to this attachment: the attachment's addresses, and all routes.
+// ownResult returns this attachment's part of prevResult: its addresses, and all routes.
 func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	own := &types100.Result{Routes: prev.Routes}
 	for _, ip := range prev.IPs {
@@ -75,9 +75,8 @@ func (j *job) ownResult(prev *types100.Result) *types100.Result {
 	return own
 }
 
-// useRecordedRoutes replaces the routes from prevResult by the routes that ADD recorded. Routes in prevResult may come from other plugins,
-// and a prevResult of an old CNI version lacks some route attributes. useRecordedRoutes leaves out a recorded route that a later plugin
-// removed from prevResult.
+// useRecordedRoutes replaces the routes of prevResult by those that ADD recorded, because other plugins may have added some, and an old CNI
+// version omits attributes. It leaves out a recorded route that a later plugin removed from prevResult.
 func (j *job) useRecordedRoutes(l *layer3) {
 	if !j.hasRecord {
 		return
@@ -90,8 +89,7 @@ func (j *job) useRecordedRoutes(l *layer3) {
 	})
 }
 
-// observe() looks up the bridge and both ends of the veth pair. The host side is the link that the kernel reports as the peer of the pod's
-// interface. The name of the host-side link does not matter.
+// observe looks up the bridge and both ends of the veth pair. The host side is what the kernel reports as the peer of the pod's interface.
 func (j *job) observe() (w wiring, err error) {
 	var ok bool
 	if w.bridge, ok, err = j.host.Link(j.cfg.Bridge); err != nil {
@@ -139,9 +137,8 @@ func (j *job) checkLinks(w wiring) error {
 	return j.checkPrevLinks(w)
 }
 
-// checkPort compares the pod's bridge port with the settings that ADD applied. checkPort checks the port state only if the port has a
-// carrier, since the kernel disables a port without a carrier. With the spanning tree protocol, checkPort does not check the port state,
-// because the protocol changes it.
+// checkPort compares the pod's bridge port with the settings that ADD applied. It checks the state only of a port with a carrier, because
+// the kernel disables one without, and never under the spanning tree protocol, which changes the state.
 func (j *job) checkPort(w wiring) error {
 	want := kernel.BridgePort{Hairpin: j.cfg.Hairpin, Isolated: j.cfg.Isolated}
 	if j.hasRecord && want != j.recordedState.flags() {
@@ -178,8 +175,8 @@ func (j *job) checkPrevLinks(w wiring) error {
 	return nil
 }
 
-// checkHostName returns an error if the host-side veth was renamed, because the rules of antiSpoof and macspoofchk match its name.
-// checkHostName recognizes a renamed veth by its MAC in prevResult.
+// checkHostName returns an error if the host-side veth was renamed, because the rules of antiSpoof and macspoofchk match its name. It
+// recognizes the veth by its MAC in prevResult.
 func (j *job) checkHostName(w wiring) error {
 	named := w.host.Name
 	for _, i := range j.r.Prev.Interfaces {
@@ -228,12 +225,10 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	return j.checkGatewayMAC(w, l)
 }
 
-// reloadHint is a hint for error messages. The hint contains the command and the CNI operations that restore the state shared by all pods
-// of a network.
+// reloadHint says how to restore what all pods of a network share.
 const reloadHint = "'podlace reload', STATUS and GC bring it back"
 
-// checkPaths returns an error if the node does not forward the pod's packets, or does not route packets for the pod's addresses to the
-// pod's bridge.
+// checkPaths returns an error if the node does not forward the pod's packets, or does not route packets for its addresses to its bridge.
 func (j *job) checkPaths(w wiring, l layer3) error {
 	families := map[bool]bool{}
 	for i, gw := range l.gateways {
@@ -258,8 +253,8 @@ func (j *job) checkPaths(w wiring, l layer3) error {
 	return nil
 }
 
-// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry for the gateway. If the pod has no neighbour entry, or only a
-// stale entry, the pod's kernel learns the new MAC by itself.
+// checkGatewayMAC compares the gateway's MAC with the pod's neighbour entry. If that is missing or stale, the pod's kernel learns the new
+// MAC.
 func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	now, atADD := w.gateway.MAC.String(), ""
 	for _, i := range j.r.Prev.Interfaces {
@@ -276,8 +271,7 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 			return err
 		}
 		if mac != nil && !bytes.Equal(mac, w.gateway.MAC) {
-			// The hint must not contain the MAC from the pod's neighbour entry. A tenant can write this entry, and an admin who trusts the
-			// hint could set the tenant's MAC on the bridge.
+			// The hint must not contain the MAC of the neighbour entry: a tenant can write it, and an admin might set it on the bridge.
 			return plugin.WithHint(
 				plugin.Differs("%s has MAC %s, but the pod sends packets for gateway %s to %s", w.gateway.Name, now, gw.Addr(), mac),
 				"at ADD it had MAC %s; the pod asks for the new one within a minute, unless its entry is permanent", cmp.Or(atADD, "unknown"))
@@ -286,9 +280,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade returns an error if the rules that masquerade the pod's packets are missing. If the attachment has no record,
-// checkMasquerade only logs the loss, because Podlace cannot restore these rules without a record. The first result is true if the packets
-// are masqueraded by Podlace's nftables rules.
+// checkMasquerade returns an error if the rules that masquerade the pod's packets are missing. Without a record, from which Podlace would
+// restore them, it only logs the loss. byUs is true if Podlace's nftables rules masquerade the packets.
 func (j *job) checkMasquerade(l layer3) (byUs bool, err error) {
 	byUs, err = j.compareMasquerade(l)
 	err = withHint(err)
@@ -321,11 +314,9 @@ func (j *job) compareMasquerade(l layer3) (byUs bool, err error) {
 	return false, nil
 }
 
-// checkRecord returns an error if Podlace attached the pod but the record is lost. A pod without a record may also be a pod that the
-// reference plugin attached, so checkRecord needs evidence that Podlace attached the pod. The name of the host-side veth must be a name
-// that Podlace uses. In addition, one of two conditions must hold. The first condition: the bridge port has the flags that Podlace sets
-// with antiSpoof or macspoofchk. The second condition: Podlace's rules masquerade the pod's packets, and the reference plugin's rules do
-// not. A flush of the rules does not change port flags.
+// checkRecord returns an error if Podlace attached the pod but the record is lost. Pods of the reference plugin have no record either, so
+// the host-side veth must have Podlace's name, and one more thing must prove the origin: the port flag of antiSpoof and macspoofchk, which
+// a flush of the rules keeps, or masquerade by Podlace's rules alone.
 func (j *job) checkRecord(w wiring, l layer3, masqueradedByUs bool) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil

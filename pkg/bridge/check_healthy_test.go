@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// The type healthyPod describes a pod in a correct state: its configuration, and changes that CHECK must accept. In the commands, BR stands
-// for the bridge, HOST for the host-side veth, and V4 and V6 for the pod's addresses.
+// healthyPod is a pod in a correct state: its configuration, and changes that CHECK must accept. In commands, BR is the bridge, HOST the
+// host-side veth, and V4 and V6 the pod's addresses.
 type healthyPod struct {
 	keys       []any
 	need       string // kernel feature that the node needs
@@ -30,7 +30,6 @@ const (
 	tun        = "ip tuntap add bhtry mode tun; ip tuntap del bhtry mode tun"
 )
 
-// podsByConfiguration returns healthy pods that differ in their configuration.
 func podsByConfiguration(subnets []string) map[string]healthyPod {
 	layer2 := []any{"ipam", nil, "isGateway", nil, "ipMasq", nil}
 	with := func(keys ...any) []any { return []any{"ipam", hostLocal(subnets...).With(keys...)} }
@@ -111,7 +110,7 @@ func podsByChanges() map[string]healthyPod {
 	}
 }
 
-// podsByHistory returns healthy pods with different sequences of earlier CNI operations.
+// podsByHistory returns healthy pods after different CNI operations.
 func podsByHistory() map[string]healthyPod {
 	return map[string]healthyPod{
 		"record lost, without rules": {keys: []any{"ipMasq", nil}, tells: "no record", history: func(a attached) attached {
@@ -180,8 +179,7 @@ func podsByHistory() map[string]healthyPod {
 	}
 }
 
-// cleanUp is a shell script. The script removes all objects from the node that the commands of a healthyPod may have
-// created.
+// cleanUp removes everything from the node that the commands of a healthyPod may have created.
 const cleanUp = `ip -force -batch - 2>/dev/null <<END || :
 link del BR
 link del BR.100
@@ -200,8 +198,7 @@ END
 sysctl -qw net.ipv4.conf.default.forwarding=1 net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=1
 sysctl -qw net.ipv4.ip_forward=1`
 
-// TestCheckHealthy (C-66, C-67) checks that CHECK succeeds for each healthy pod. CHECK logs no warning, except for the warning that a
-// healthyPod expects.
+// TestCheckHealthy (C-66, C-67): CHECK succeeds for each healthy pod, without any other warning than the one that the pod expects.
 func TestCheckHealthy(t *testing.T) {
 	kerneltest.Slow(t)
 	kinds := podsByConfiguration([]string{"10.90.0.0/24", "fd00:90::/64"})

@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// run() runs a shell command on the node. In the command, HOST stands for the pod's host-side veth, and V4 and V6 stand for the pod's
-// addresses.
+// run runs a shell command on the node, with the words of named.
 func (a attached) run(command string) error {
 	command = a.named(command)
 	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
@@ -26,7 +25,7 @@ func (a attached) run(command string) error {
 	return nil
 }
 
-// named() replaces the word HOST by the name of the pod's host-side veth, and the words V4 and V6 by the pod's addresses.
+// named replaces HOST by the name of the pod's host-side veth, and V4 and V6 by the pod's addresses.
 func (a attached) named(text string) string {
 	var words []string
 	if len(a.result.Interfaces) > 1 {
@@ -38,13 +37,11 @@ func (a attached) named(text string) string {
 	return strings.NewReplacer(words...).Replace(text)
 }
 
-// runInPod runs a shell command in the pod.
 func (a attached) runInPod(command string) error {
 	return a.Pod.Do(func() error { return a.run(command) })
 }
 
-// The type damage contains a shell command that disconnects or exposes pods, and the text that CHECK's error must contain after the
-// command.
+// damage is a shell command that disconnects or exposes pods, and what CHECK's error must then contain.
 type damage struct {
 	command  string
 	says     string
@@ -52,8 +49,7 @@ type damage struct {
 	repair   string // command that repairs the damage if no verb does
 }
 
-// damages() returns shell commands by title. Each command makes one change on the node that disconnects or exposes pods. The pods are on
-// the bridge btn0 and have hairpinMode.
+// damages returns changes on the node by title, each of which disconnects or exposes the pods on bridge btn0. They have hairpinMode.
 func damages() map[string]damage {
 	const all, byGC = "STATUS GC", "GC"
 	refuses := func(route string) damage {
@@ -99,8 +95,7 @@ func nodeLab(t *testing.T, keys ...any) lab {
 		[]any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})}, keys...)...)
 }
 
-// TestCheckDetectsNode (C-61, C-62) checks that CHECK reports each of the changes that damages() returns. At a restart, CRI-O calls STATUS
-// and GC before CHECK, so STATUS and GC must restore the state that ADD created.
+// TestCheckDetectsNode (C-61, C-62): CHECK reports each of the damages. CRI-O calls STATUS and GC before CHECK, so both repair them.
 func TestCheckDetectsNode(t *testing.T) {
 	kerneltest.Slow(t)
 	l := nodeLab(t)
@@ -113,8 +108,7 @@ func TestCheckDetectsNode(t *testing.T) {
 	}
 }
 
-// mustReport runs a shell command that causes damage, and checks that CHECK reports the damage. After that, each CNI operation in the field
-// `restored` must restore the state.
+// mustReport causes damage that CHECK must report, and that each operation in restored must repair.
 func (l lab) mustReport(d damage) {
 	l.Helper()
 	a := l.add("a")
@@ -140,8 +134,7 @@ func (l lab) mustReport(d damage) {
 	}
 }
 
-// mustRestore checks that a CNI operation restores the damaged state and logs the repair once. If the operation is called again, it must
-// restore nothing.
+// mustRestore expects a CNI operation to repair the damage and log this once, and a second call to find nothing.
 func (a attached) mustRestore(verb string) {
 	a.Helper()
 	keys := []any{"cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}}
@@ -156,8 +149,8 @@ func (a attached) mustRestore(verb string) {
 	}
 }
 
-// toleratedChanges returns changes that a tenant may make in its own pod, and changes that an admin may make on a bridge created by
-// Podlace. CHECK logs these changes, but fails only with strictCheck. A command runs in the pod, or on the node if it begins with "node:".
+// toleratedChanges returns what a tenant may change in its own pod, and an admin on Podlace's bridge. CHECK logs these changes, but fails
+// only with strictCheck. A command runs in the pod, or on the node if it begins with "node:".
 func toleratedChanges() map[string]struct{ command, says, repair string } {
 	return map[string]struct{ command, says, repair string }{
 		"MTU":                   {"ip link set eth0 mtu 1400", "eth0 has mtu 1400 in the pod, less than the 1500 of its host side", ""},
@@ -182,7 +175,7 @@ func (a attached) runEither(command string) error {
 	return a.runInPod(command)
 }
 
-// TestStrictCheck (C-66) checks that CHECK fails for the changes in toleratedChanges only if strictCheck is set.
+// TestStrictCheck (C-66): CHECK fails for the tolerated changes only if strictCheck is set.
 func TestStrictCheck(t *testing.T) {
 	kerneltest.Slow(t)
 	l := nodeLab(t, "mtu", 1500)
@@ -209,8 +202,7 @@ func TestStrictCheck(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecords (C-61, C-62) checks CHECK after all records were lost. CHECK must still compare the kernel's state with
-// prevResult and the configuration.
+// TestCheckWithoutRecords (C-61, C-62): after all records were lost, CHECK still compares the kernel with prevResult and configuration.
 func TestCheckWithoutRecords(t *testing.T) {
 	kerneltest.Slow(t)
 	l := nodeLab(t)
@@ -232,8 +224,7 @@ func TestCheckWithoutRecords(t *testing.T) {
 	}
 }
 
-// TestStatusOfDownBridge checks STATUS after an admin set the bridge down. STATUS must change nothing and log nothing, however often it is
-// called.
+// TestStatusOfDownBridge: after an admin set the bridge down, STATUS changes and logs nothing, however often it is called.
 func TestStatusOfDownBridge(t *testing.T) {
 	a := nodeLab(t).add("a")
 	defer func() {

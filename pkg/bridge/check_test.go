@@ -32,7 +32,6 @@ func setMAC(link netlink.Link) error {
 	return netlink.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 0x77})
 }
 
-// delDefault returns a function that deletes the default route through a gateway.
 func delDefault(gateway, dst string) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		return netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.IPNet(netip.MustParsePrefix(dst)),
@@ -40,8 +39,8 @@ func delDefault(gateway, dst string) func(netlink.Link) error {
 	}
 }
 
-// breakages() returns functions that each damage an attachment in one way, with the expected text of CHECK's error. The function repair()
-// restores the bridge for the next test case.
+// breakages returns functions that each damage an attachment in one way, with the text that CHECK's error must contain. repair mends the
+// bridge.
 func breakages() map[string]struct {
 	change func(attached) error
 	says   string
@@ -94,8 +93,7 @@ func (a attached) leaseFile(i int) string {
 	return "/var/lib/cni/networks/net/" + a.result.IPs[i].Address.IP.String()
 }
 
-// TestCheckDetects (C-61, C-62, C-63, C-65) calls each function that breakages() returns, and checks that CHECK then fails. The ADD of the
-// next pod repairs the state that all pods share.
+// TestCheckDetects (C-61, C-62, C-63, C-65): CHECK fails after each of the breakages, and the next pod's ADD repairs what all pods share.
 func TestCheckDetects(t *testing.T) {
 	l := newLab(t)
 	for what, b := range breakages() {
@@ -129,7 +127,7 @@ func TestCheckMissingBridge(t *testing.T) {
 	l.Fails(a.check("CNI_IFNAME", "eth7"), plugin.CodeStateDiffers, "")
 }
 
-// TestOwn checks that ownResult leaves out other pods' addresses in prevResult.
+// TestOwn: ownResult leaves out other pods' addresses in prevResult.
 func TestOwn(t *testing.T) {
 	j := &job{}
 	j.r = &plugin.Request{IfName: "eth0"}
@@ -171,7 +169,6 @@ func TestIPTablesMasquerade(t *testing.T) {
 	}
 }
 
-// natTable returns the nat table.
 func natTable(t *testing.T, is4 bool) iptables.NAT {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
@@ -182,8 +179,7 @@ func natTable(t *testing.T, is4 bool) iptables.NAT {
 	return table.NAT()
 }
 
-// breakRule changes the nat table with a line in the syntax of iptables-restore. If the line ends with POSTROUTING, breakRule instead
-// deletes all rules in POSTROUTING that jump to the given chain.
+// breakRule applies a line for iptables-restore or, if it ends with POSTROUTING, deletes POSTROUTING's jumps to the chain.
 func breakRule(t *testing.T, is4 bool, chain, line string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
@@ -200,8 +196,7 @@ func breakRule(t *testing.T, is4 bool, chain, line string) {
 	}
 }
 
-// TestCheckRoutesOfOthers checks that a later plugin may add routes. A later plugin may also remove Podlace's route from the pod, if the
-// plugin removes the route from its result too.
+// TestCheckRoutesOfOthers: a later plugin may add routes, or remove Podlace's from both the pod and the result.
 func TestCheckRoutesOfOthers(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -240,9 +235,8 @@ func TestMasqueradeLines(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutRecord (F-21) checks an attachment without a record, for example a pod that the reference plugin attached. Podlace cannot
-// restore the masquerade of an attachment without a record. If a flush removed the masquerade of a pod without a record, CHECK only logs
-// the loss, because CRI-O drops the address of a pod whose CHECK fails.
+// TestCheckWithoutRecord (F-21): without a record, as for the reference plugin's pods, Podlace cannot restore flushed masquerade. CHECK
+// only logs the loss, because CRI-O drops the address of a pod whose CHECK fails.
 func TestCheckWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -273,8 +267,7 @@ func TestCheckWithoutRecord(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "the record of bridge is missing")
 }
 
-// TestDelForgetsLimits checks that DEL removes the record of the pod's bandwidth limits together with the link. DEL removes this record
-// even if the bridge plugin's own record is lost or damaged.
+// TestDelForgetsLimits: DEL removes the record of the bandwidth limits with the link, even if the bridge's own record is lost or damaged.
 func TestDelForgetsLimits(t *testing.T) {
 	kerneltest.Slow(t)
 	for what, lose := range map[string]func(path string) error{

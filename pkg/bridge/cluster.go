@@ -15,12 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// useClusterCIDR is a keyword in ipMasq.nonMasqueradeCIDRs. The keyword stands for the pod CIDRs of all nodes. The keyword may be written
-// in upper or lower case.
+// useClusterCIDR, in upper or lower case, stands for the pod CIDRs of all nodes in ipMasq.nonMasqueradeCIDRs.
 const useClusterCIDR = "useClusterCidr"
 
-// resolve() replaces the keywords "auto" (key mtu) and useClusterCidr in the configuration by the values in node.json. ADD and STATUS call
-// resolve(). resolve() reads node.json only if the configuration contains one of these keywords.
+// resolve replaces "auto" (key mtu) and useClusterCidr by the values of node.json, which it reads only for these, for ADD and STATUS.
 func (c *Config) resolve(r *plugin.Request) error {
 	if c.AutoMTU {
 		file, node, err := nodefile.Of(r)
@@ -44,21 +42,21 @@ func (c *Config) resolve(r *plugin.Request) error {
 	return nil
 }
 
-// clusterCIDRs returns the masquerade exceptions that replaced the keyword useClusterCidr.
+// clusterCIDRs returns the exceptions that replaced useClusterCidr.
 func (m Masquerade) clusterCIDRs() []netip.Prefix { return m.Except[m.listedCount():] }
 
 // listedCount returns the number of exceptions that the configuration lists as CIDRs.
 func (m Masquerade) listedCount() int { return max(0, len(m.Except)-max(0, m.Cluster)) }
 
-// withClusterCIDRs returns a copy of m in which the given CIDRs replace the current CIDRs for the keyword useClusterCidr.
+// withClusterCIDRs returns a copy of m in which useClusterCidr stands for the given CIDRs.
 func (m Masquerade) withClusterCIDRs(cidrs []netip.Prefix) Masquerade {
 	m.Except = slices.Concat(m.Except[:m.listedCount()], cidrs)
 	m.Cluster = len(cidrs)
 	return m
 }
 
-// clusterCIDRs returns the CIDRs that replaced useClusterCidr when the exceptions of an attachment were last written. With these CIDRs,
-// CHECK and rollback do not need node.json.
+// clusterCIDRs returns what useClusterCidr meant when the attachment's exceptions were last written, so CHECK and rollback need no
+// node.json.
 func (st state) clusterCIDRs(network string) []netip.Prefix {
 	if st.Masquerade == "iptables" {
 		return Masquerade{Except: st.Except, Cluster: st.Cluster}.clusterCIDRs()
@@ -67,10 +65,8 @@ func (st state) clusterCIDRs(network string) []netip.Prefix {
 	return m.clusterCIDRs()
 }
 
-// RenewClusterCIDRs updates the masquerade exceptions of networks and pods after the key clusterCIDRs in node.json changed.
-// RenewClusterCIDRs updates only networks and pods whose configuration contains useClusterCidr. RenewClusterCIDRs is a no-op if the
-// exceptions are current, or if node.json has no clusterCIDRs. The caller must not hold a lock of an attachment, because RenewClusterCIDRs
-// waits for these locks.
+// RenewClusterCIDRs updates the masquerade exceptions of networks and pods with useClusterCidr after clusterCIDRs in node.json changed. It
+// is a no-op if they are current or node.json has none. The caller must not hold an attachment's lock, because it waits for them.
 func RenewClusterCIDRs(log *slog.Logger) error {
 	networks, err := attachment.Networks()
 	errs := []error{err}
@@ -83,8 +79,7 @@ func RenewClusterCIDRs(log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// readClusterCIDRs returns a function. This function returns the CIDRs in the key clusterCIDRs of node.json, or nil if node.json lacks this
-// key. Only the first call of this function reads the file.
+// readClusterCIDRs returns a function that returns the clusterCIDRs of node.json, or nil. Only its first call reads the file.
 func readClusterCIDRs() func() []netip.Prefix {
 	return sync.OnceValue(func() []netip.Prefix {
 		_, node, err := nodefile.Read()
@@ -95,8 +90,7 @@ func readClusterCIDRs() func() []netip.Prefix {
 	})
 }
 
-// renewNetwork updates the masquerade exceptions that all pods of the network share (nftables), and the masquerade exceptions of single
-// pods (iptables).
+// renewNetwork updates the exceptions that all pods of the network share (nftables) and those of single pods (iptables).
 func renewNetwork(log *slog.Logger, network string, read func() []netip.Prefix) error {
 	errs := []error{renewShared(log, network, read)}
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
@@ -127,9 +121,8 @@ func renewShared(log *slog.Logger, network string, read func() []netip.Prefix) e
 	return writeMasquerade(att, m, pods)
 }
 
-// staleNote reads the network's note file with the masquerade configuration that is in force. The second result is true if the CIDRs for
-// useClusterCidr in this file differ from node.json. If the second result is true, the first result is the masquerade configuration
-// with the CIDRs from node.json. A configuration without useClusterCidr is never stale.
+// staleNote reports whether the network's note file, which has the masquerade configuration in force, differs from node.json in the CIDRs
+// for useClusterCidr. If so, m is this configuration with the CIDRs of node.json. Without useClusterCidr it is never stale.
 func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale bool) {
 	m, ok := notedMasquerade(network)
 	if !ok || m.Cluster == 0 {
@@ -142,8 +135,8 @@ func staleNote(network string, read func() []netip.Prefix) (m Masquerade, stale 
 	return m.withClusterCIDRs(cidrs), true
 }
 
-// staleExceptions reports whether the CIDRs that the pod's iptables rules exempt for useClusterCidr differ from the CIDRs in node.json.
-// staleExceptions returns false for a pod with nftables masquerade.
+// staleExceptions reports whether the pod's iptables rules exempt other CIDRs for useClusterCidr than node.json has. A pod with nftables
+// masquerade has no such rules.
 func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	if st.Masquerade != "iptables" || st.Cluster == 0 || st.Unfinished {
 		return false
@@ -152,8 +145,7 @@ func (st state) staleExceptions(read func() []netip.Prefix) bool {
 	return len(cidrs) > 0 && !slices.Equal(cidrs, st.clusterCIDRs(""))
 }
 
-// renewPod updates the masquerade exceptions of one pod. renewPod takes the attachment's lock before the network's lock, in the same order
-// as ADD and DEL.
+// renewPod updates the exceptions of one pod. Like ADD and DEL, it locks the attachment before the network.
 func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) error {
 	att, rec, ok, err := attachment.Reopen[state](attachment.Waiting, key, "bridge")
 	if err != nil || !ok {

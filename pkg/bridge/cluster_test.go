@@ -22,7 +22,6 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// writeNode writes node.json, and deletes the file when the test ends.
 func writeNode(t *testing.T, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(nodefile.Path), 0o700), os.WriteFile(nodefile.Path, []byte(content), 0o600)); err != nil {
@@ -31,7 +30,7 @@ func writeNode(t *testing.T, content string) {
 	t.Cleanup(func() { _ = os.Remove(nodefile.Path) })
 }
 
-// mustExcept checks that the pod's masquerade exempts all destinations in the first list, and no destination in the second list.
+// mustExcept expects the pod's masquerade to exempt all destinations in want and none in not.
 func (a attached) mustExcept(want, not string) {
 	a.Helper()
 	if a.Conf["ipMasqBackend"] != "iptables" {
@@ -56,8 +55,7 @@ func (a attached) mustExcept(want, not string) {
 
 func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// TestClusterCIDR checks that useClusterCidr stands for the CIDRs in node.json. If node.json is missing, the last CIDRs stay in force. A
-// change of node.json takes effect for running pods.
+// TestClusterCIDR: useClusterCidr means the CIDRs in node.json, whose changes reach running pods. Without the file, the last ones stay.
 func TestClusterCIDR(t *testing.T) {
 	kerneltest.Slow(t)
 	for _, backend := range []string{"nftables", "iptables"} {
@@ -120,8 +118,7 @@ func TestClusterCIDR(t *testing.T) {
 	}
 }
 
-// mustMiss checks that ADD and STATUS fail with a hint if node.json lacks a value that the configuration needs. The failed ADD must leave
-// no state.
+// mustMiss expects ADD and STATUS to fail with a hint if node.json lacks a value, and ADD to leave no state.
 func (l lab) mustMiss(text string) {
 	l.Helper()
 	o := l.other()
@@ -137,7 +134,7 @@ func (l lab) mustMiss(text string) {
 	}
 }
 
-// TestClusterCIDRRenewsOnce checks that RenewClusterCIDRs writes nothing to the kernel or the records if the CIDRs have not changed.
+// TestClusterCIDRRenewsOnce: RenewClusterCIDRs writes nothing to the kernel or the records if the CIDRs have not changed.
 func TestClusterCIDRRenewsOnce(t *testing.T) {
 	l := bareLab(t, "name", "renewed", "bridge", "btrenew", "ipMasq", object{"nonMasqueradeCIDRs": []string{"useClusterCidr"}})
 	t.Cleanup(func() { _ = onHost("btrenew", netlink.LinkDel) })
@@ -163,7 +160,7 @@ func TestClusterCIDRRenewsOnce(t *testing.T) {
 	}
 }
 
-// TestMTUOfNode checks that "mtu": "auto" uses the MTU in node.json. If node.json is missing, "mtu": "auto" uses the MTU of the uplink.
+// TestMTUOfNode: "mtu": "auto" uses the MTU in node.json or, without the file, that of the uplink.
 func TestMTUOfNode(t *testing.T) {
 	l := bareLab(t, "name", "nodemtu", "bridge", "btnodemtu", "mtu", "auto")
 	t.Cleanup(func() { _ = onHost("btnodemtu", netlink.LinkDel) })
@@ -186,8 +183,7 @@ func TestMTUOfNode(t *testing.T) {
 	l.Fails(l.Call("STATUS", ""), plugin.CodeNotAvailable, "mtu auto: /run/podlace/node.json: mtu 1")
 }
 
-// TestNodeFileIsReadOnce checks that ADD reads node.json only once for both "auto" and useClusterCidr. A configuration without these
-// keywords must not read the file.
+// TestNodeFileIsReadOnce: ADD reads node.json once for both "auto" and useClusterCidr, and never without these keywords.
 func TestNodeFileIsReadOnce(t *testing.T) {
 	writeNode(t, `{"podCIDRs":["10.61.0.0/24","fd00:61::/64"],"clusterCIDRs":["10.61.0.0/16"],"mtu":1400}`)
 	pods := object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "usePodCidr"}}, []any{object{"subnet": "usePodCidrIPv6"}}}}
@@ -197,8 +193,7 @@ func TestNodeFileIsReadOnce(t *testing.T) {
 		l.add("first")
 		watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
 		if err == nil {
-			// inotify merges equal consecutive events into a single event. The test also watches close events, which separate two open
-			// events.
+			// The close events separate two open events, which inotify would merge.
 			_, err = unix.InotifyAddWatch(watch, nodefile.Path, unix.IN_OPEN|unix.IN_CLOSE_NOWRITE)
 		}
 		if err != nil {

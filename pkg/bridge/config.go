@@ -60,8 +60,7 @@ type rawConfig struct {
 	PortIsolation             bool            `json:"portIsolation"`
 	StrictCheck               bool            `json:"strictCheck"`
 
-	// The keys ipam, dns, runtimeConfig and args are a part of the configuration, but the IPAM plugin or the CNI specification defines
-	// their content.
+	// The IPAM plugin or the CNI specification defines the content of these keys.
 	IPAM          json.RawMessage `json:"ipam"`
 	DNS           types.DNS       `json:"dns"`
 	RuntimeConfig struct {
@@ -74,8 +73,7 @@ type rawConfig struct {
 	} `json:"args"`
 }
 
-// Keys returns an empty struct that mirrors the JSON of the configuration. plugin.SchemaOf computes the JSON Schema of the plugin from the
-// fields of this struct.
+// Keys returns an empty struct with the JSON keys of the configuration, from which plugin.SchemaOf computes the schema.
 func Keys() any { return rawConfig{} }
 
 // Parse reads and validates the configuration of ADD, CHECK, STATUS or GC.
@@ -127,7 +125,7 @@ func parseLink(c *Config, raw rawConfig, _ *plugin.Request) error {
 	if c.AutoMTU = string(raw.MTU) == `"auto"`; !c.AutoMTU && len(raw.MTU) > 0 && json.Unmarshal(raw.MTU, &c.MTU) != nil {
 		return plugin.WithKey("mtu", plugin.Errorf(plugin.CodeDecode, `mtu %.100s: want a number of bytes, or "auto"`, raw.MTU))
 	}
-	// The bounds of the MTU are ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h) of the kernel.
+	// The bounds are ETH_MIN_MTU (include/uapi/linux/if_ether.h) and IP_MAX_MTU (include/net/ip.h).
 	if c.MTU != 0 && (c.MTU < 68 || c.MTU > 65535) {
 		return plugin.KeyErrorf("mtu", "mtu %d: want 68-65535", c.MTU)
 	}
@@ -196,11 +194,10 @@ func parseMasquerade(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// trueByDefault returns the value of an optional boolean key, or true if the key is missing.
+// trueByDefault returns the value of an optional key, or true if it is missing.
 func trueByDefault(b *bool) bool { return b == nil || *b }
 
-// parseMAC finds the MAC that the runtime requests. If several sources contain a MAC, runtimeConfig takes precedence over args, and args
-// over CNI_ARGS (CONVENTIONS.md).
+// parseMAC finds the MAC that the runtime requests. runtimeConfig takes precedence over args, and args over CNI_ARGS (CONVENTIONS.md).
 func parseMAC(c *Config, raw rawConfig, r *plugin.Request) error {
 	for _, s := range []string{raw.RuntimeConfig.MAC, raw.Args.CNI.MAC, r.Args["MAC"]} {
 		if s == "" {

@@ -16,7 +16,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// parsed() calls Parse with a configuration that contains the given keys.
 func parsed(keys, version string, args map[string]string) (Config, error) {
 	return Parse(&plugin.Request{Plugin: "bridge", Network: "net", CNIVersion: version, Args: args, Config: []byte("{" + keys + "}"),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
@@ -106,7 +105,7 @@ func TestOldVersionsNeedAddresses(t *testing.T) {
 	}
 }
 
-// TestMAC checks the order of precedence for the MAC: runtimeConfig, args, CNI_ARGS.
+// TestMAC checks the order of precedence: runtimeConfig, args, CNI_ARGS.
 func TestMAC(t *testing.T) {
 	for keys, want := range map[string]string{
 		`"runtimeConfig":{"mac":"02:00:00:00:00:01"},"args":{"cni":{"mac":"02:00:00:00:00:02"}}`: "02:00:00:00:00:01",
@@ -136,8 +135,7 @@ func TestRandomMAC(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that each error of Parse has an error code. FuzzParse also checks that the kernel accepts every configuration that Parse
-// accepts.
+// FuzzParse: each error of Parse has an error code, and the kernel accepts every configuration that Parse accepts.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"{}", "", `{"bridge":"x","mtu":1}`, `{"ipam":{"type":"x"},"ipMasq":true}`, `{"vlan":5}`,
 		`{"vlanTrunk":[{"id":1}]}`, `{"vlanTrunk":[null]}`,

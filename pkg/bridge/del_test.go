@@ -35,7 +35,7 @@ func TestDel(t *testing.T) {
 	}
 }
 
-// TestDelReadsOwnLeases: DEL has the addresses in its record, and reads no other lease. It would log a folder in place of one.
+// TestDelReadsOwnLeases: DEL has the addresses in its record and reads no other lease. It would log a folder in place of one.
 func TestDelReadsOwnLeases(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -50,8 +50,7 @@ func TestDelReadsOwnLeases(t *testing.T) {
 	}
 }
 
-// TestDelOfOther checks DEL for a pod that was never attached. This DEL request contains the namespace and interface name of an attached
-// pod, which must not change.
+// TestDelOfOther: DEL for a pod that was never attached, but with the namespace and interface name of another one, leaves that one alone.
 func TestDelOfOther(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -61,8 +60,7 @@ func TestDelOfOther(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestDelUnrecorded checks that DEL finds an attachment without a record. DEL finds the attachment by the name of the host-side veth, the
-// lease and prevResult.
+// TestDelUnrecorded: without a record, DEL finds the attachment by the name of the host-side veth, the lease and prevResult.
 func TestDelUnrecorded(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -73,8 +71,7 @@ func TestDelUnrecorded(t *testing.T) {
 	}
 }
 
-// TestDelForeignVeth checks a veth pair that another plugin created for the attachment. The host-side veth has a name that Podlace does not
-// use. DEL deletes the veth pair if prevResult proves that it belongs to the attachment.
+// TestDelForeignVeth: DEL deletes a veth pair with another plugin's name only if prevResult proves that it belongs to the attachment.
 func TestDelForeignVeth(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -91,7 +88,7 @@ func TestDelForeignVeth(t *testing.T) {
 	}
 }
 
-// TestResidue checks that the next ADD replaces the objects that a killed ADD left behind.
+// TestResidue: the next ADD replaces what a killed ADD left behind.
 func TestResidue(t *testing.T) {
 	l := newLab(t)
 	l.add("a")
@@ -105,8 +102,7 @@ func TestResidue(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestUnfinished checks that the next ADD removes the links of a killed ADD. The killed ADD and the next ADD may use different namespaces.
-// If another program created an interface with the same name, the interface stays.
+// TestUnfinished: the next ADD removes the links of a killed ADD, even from another namespace, but no other program's of the same name.
 func TestUnfinished(t *testing.T) {
 	l := newLab(t)
 	l.add("a")

@@ -9,14 +9,14 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// HostSide describes where an attachment is connected to the node.
+// HostSide is where an attachment is connected to the node.
 type HostSide struct {
 	Bridge    string
 	Interface string // the end of the veth pair on the node
 	MAC       string // of the pod's end, if antiSpoof or macspoofchk is set; else ""
 }
 
-// Describe returns the bridge and the host-side veth of an attachment from a record of the bridge plugin.
+// Describe returns the HostSide in a record of the bridge plugin.
 func Describe(rec attachment.Record) (HostSide, error) {
 	st, err := attachment.StateOf[state](rec)
 	h := HostSide{Bridge: st.Bridge, Interface: rec.HostVeth()}
@@ -26,7 +26,7 @@ func Describe(rec attachment.Record) (HostSide, error) {
 	return h, err
 }
 
-// Objects describes the kernel objects that an attachment's record contains. Each returned line describes one kernel object.
+// Objects describes the kernel objects in an attachment's record, one per line.
 func Objects(rec attachment.Record) ([]string, error) {
 	st, err := attachment.StateOf[state](rec)
 	if err != nil {

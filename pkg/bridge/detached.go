@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// DetachedPort is the host-side veth of a live attachment. This veth is missing, or is not a port of the recorded bridge, or that is down.
+// DetachedPort is the host-side veth of a live attachment that is missing, is not a port of the recorded bridge, or whose bridge is down.
 type DetachedPort struct {
 	Record    attachment.Record
 	Interface string
@@ -53,8 +53,8 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// UnrecordedPorts returns the ports of a bridge that have a name of Podlace's bridge plugin but no record. A record is lost, for example,
-// if another program deletes /run/podlace. UnrecordedPorts returns an empty list if the node has no bridge with the given name.
+// UnrecordedPorts returns the ports of a bridge that have a name of Podlace's but no record, for example because another program deleted
+// /run/podlace. There are none if the bridge does not exist.
 func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err error) {
 	link, ok, err := host.Link(bridge)
 	if err != nil || !ok {
@@ -77,15 +77,14 @@ func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err erro
 	return names, err
 }
 
-// recordedPort returns the host-side veth of an attachment. The second result is false if the veth is gone, or if the recorded ifindex
-// belongs to another link.
+// recordedPort returns the host-side veth of an attachment. ok is false if it is gone or its ifindex belongs to another link.
 func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link, ok bool, err error) {
 	link, ok, err = host.LinkByIndex(pod.State.Index)
 	return link, ok && link.Name == pod.HostVeth(), err
 }
 
-// restoreDetached attaches a host-side veth that has no bridge to the recorded bridge again. If the node has no such bridge, it does
-// nothing: the next ADD creates the bridge and attaches all pods.
+// restoreDetached attaches a host-side veth without a bridge to the recorded one. If that is missing it does nothing, because the next ADD
+// creates the bridge and attaches all pods.
 func restoreDetached(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
 	bridge, ok, err := host.Link(st.Bridge)
 	if err != nil || !ok || bridge.Kind != "bridge" {

@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// hostHandle returns a handle of the node.
 func (l lab) hostHandle() *kernel.Node {
 	l.Helper()
 	host, err := kernel.Host()
@@ -26,7 +25,7 @@ func (l lab) hostHandle() *kernel.Node {
 	return host
 }
 
-// detached() returns the ports that DetachedPorts finds, without their records.
+// detached returns the ports that DetachedPorts finds, without their records.
 func (l lab) detached(host *kernel.Node) []DetachedPort {
 	l.Helper()
 	found, err := DetachedPorts(host)
@@ -39,8 +38,7 @@ func (l lab) detached(host *kernel.Node) []DetachedPort {
 	return found
 }
 
-// TestDetachedPort checks a pod's port that another program removed from the bridge. DetachedPorts returns such a port, and Restore
-// attaches it again with its flags and VLANs.
+// TestDetachedPort: DetachedPorts finds a port that was removed from the bridge, and Restore attaches it with its flags and VLANs.
 func TestDetachedPort(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{
@@ -81,9 +79,8 @@ func TestDetachedPort(t *testing.T) {
 	}
 }
 
-// TestDetachedElsewhere checks that Restore does not change a port that another program moved to another bridge. If another program deletes
-// the pod's bridge and creates it again, Restore attaches the pod to the new bridge. A deleted
-// port is reported.
+// TestDetachedElsewhere: Restore leaves a port that another program moved to another bridge, and attaches it if the pod's bridge was
+// deleted and created again. A deleted port is reported.
 func TestDetachedElsewhere(t *testing.T) {
 	l := bareLab(t, "name", "elsewhere", "bridge", "btels", "isGateway", false, "ipMasq", false)
 	t.Cleanup(func() { _ = onHost("btels", netlink.LinkDel); _ = onHost("btother", netlink.LinkDel) })
@@ -113,7 +110,7 @@ func TestDetachedElsewhere(t *testing.T) {
 	}
 }
 
-// TestRestoreKeepsVLANsApart checks that the host-side veth of a pod with a VLAN is not attached to a bridge without VLAN filtering.
+// TestRestoreKeepsVLANsApart: the host-side veth of a pod with a VLAN is not attached to a bridge without VLAN filtering.
 func TestRestoreKeepsVLANsApart(t *testing.T) {
 	err := restorePort(nil, kernel.Link{Name: "btmix", Kind: "bridge"}, kernel.Link{Name: "port0"}, state{VLANs: VLANs{ID: 7}})
 	if plugin.Code(err) != plugin.CodeDevice {

@@ -7,9 +7,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// checkFilters returns an error if a tc filter on the host-side veth drops all frames of the pod. checkFilters ignores filters that
-// redirect frames, because another program may use them to provide a service. For a link without classifiers, such as the link of a pod
-// without limits, checkFilters sends only one netlink request.
+// checkFilters returns an error if a tc filter on the host-side veth drops all frames of the pod. It ignores filters that redirect frames,
+// which another program may need for a service. A link without classifiers, as of a pod without limits, costs one netlink request.
 func (j *job) checkFilters(link kernel.Link) error {
 	if has, err := j.host.HasClassifiers(link); err != nil || !has {
 		return err

@@ -23,11 +23,9 @@ import (
 // floodSize is larger than the kernel's limit for neighbour entries (gc_thresh3 in ip-sysctl.rst, 1,024 by default).
 const floodSize = 3000
 
-// uplinkAddresses contains the addresses of a machine on the node's uplink. The key of the map uplinkAddresses is true for the IPv4
-// address, and false for the IPv6 address.
+// uplinkAddresses are the addresses of a machine on the node's uplink: true is IPv4.
 var uplinkAddresses = map[bool]string{true: "203.0.113.2", false: "2001:db8:113::2"}
 
-// unassignedAddress returns the nth unassigned address in the pods' subnet.
 func unassignedAddress(is4 bool, n int) netip.Addr {
 	if is4 {
 		n %= 100 << 8
@@ -38,12 +36,10 @@ func unassignedAddress(is4 bool, n int) netip.Addr {
 	return netip.AddrFrom16(address)
 }
 
-// The type flood is a function that creates neighbour entries for floodSize unassigned addresses. The argument `tap` is a packet socket on
-// the pod's eth0, and the argument `from` is the number of the first address.
+// flood creates neighbour entries for floodSize unassigned addresses, beginning with number from. tap is a packet socket on the pod's eth0.
 type flood func(a attached, tap int, is4 bool, from int) error
 
-// forge() sends neighbour requests for the gateway, with forged sender addresses. The gateway then stores a neighbour entry for each forged
-// sender.
+// forge sends neighbour requests for the gateway with forged senders, for each of which the gateway stores an entry.
 func forge(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
 	return sendMany(tap, from, func(n int) []byte {
@@ -55,7 +51,7 @@ func forge(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scanByGateway sends packets to unassigned addresses through the node, so that the node resolves these addresses.
+// scanByGateway sends packets to unassigned addresses through the node, which then resolves them.
 func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	s := a.station()
 	return sendMany(tap, from, func(n int) []byte {
@@ -66,8 +62,7 @@ func scanByGateway(a attached, tap int, is4 bool, from int) error {
 	})
 }
 
-// scan() sends packets to unassigned addresses from a UDP socket in the pod, which needs no privileges. The kernel resolves the addresses
-// in the pod's namespace.
+// scan sends packets to unassigned addresses, which the kernel resolves in the pod's namespace, from a UDP socket without privileges.
 func scan(a attached, _ int, is4 bool, from int) error {
 	return a.Pod.Do(func() error {
 		var conn *net.UDPConn
@@ -132,8 +127,7 @@ func uplinkAnswers(within func(func() error) error, is4 bool) bool {
 	}) == nil
 }
 
-// withLAN gives the node an uplink. A second machine on the uplink answers requests. This machine has its own neighbour table, as a
-// separate physical machine would have.
+// withLAN gives the node an uplink to a machine that answers requests and, like a separate one, has its own neighbour table.
 func (l lab) withLAN() {
 	l.Helper()
 	lan := kerneltest.NewPod(l.T)
@@ -161,10 +155,9 @@ func (l lab) withLAN() {
 	}
 }
 
-// TestNeighbourTableFlood checks the effect of a shared limit: the kernel counts the neighbour entries of all network namespaces together.
-// A pod that creates many entries can cut off the node and all other pods. antiSpoof blocks forged requests, so that the uplink keeps
-// working. antiSpoof cannot block packets to many addresses of the pod's own subnet, as SECURITY.md says. TestNeighbourTableFlood fills the
-// neighbour table of the whole machine, so it runs only in a virtual machine.
+// TestNeighbourTableFlood: the kernel counts the neighbour entries of all network namespaces together, so a pod with many entries can cut
+// off the node and all other pods. antiSpoof blocks forged requests, so that the uplink keeps working, but not packets to many addresses of
+// the pod's own subnet, as SECURITY.md says. The test fills the neighbour table of the whole machine, so it runs only in a virtual one.
 func TestNeighbourTableFlood(t *testing.T) {
 	if line, err := os.ReadFile("/proc/cmdline"); err != nil || !bytes.Contains(line, []byte(" podlace.vm=")) {
 		t.Skip("SKIPPED: it fills the neighbour table of the whole machine; make vm runs it")
@@ -218,8 +211,7 @@ func (a attached) foreignNeighbours() (count int) {
 	return count
 }
 
-// reachedDuring reports whether the node and another pod reach the uplink during the flood. Before the flood starts, reachedDuring removes
-// the neighbour entries of the node and of the other pod for the uplink.
+// reachedDuring reports whether the node and another pod, whose entries for the uplink it removes first, reach the uplink during the flood.
 func (a attached) reachedDuring(flood flood, is4 bool) (node, pod bool) {
 	a.Helper()
 	here := func(f func() error) error { return f() }

@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// floodMACs sends frames from a pod, each with a new source MAC. The number of frames exceeds the number of MACs that Podlace's bridges
-// learn.
+// floodMACs sends frames from a pod, each with a new source MAC. The tests send more than Podlace's bridges learn.
 func (a attached) floodMACs(frames int) {
 	a.Helper()
 	out, s := a.tap(), a.station()
@@ -33,7 +32,7 @@ func (a attached) floodMACs(frames int) {
 	}
 }
 
-// learnedMACs counts the MACs that a bridge has learned. If the argument `forged` is true, learnedMACs counts only forged MACs.
+// learnedMACs counts the MACs that a bridge has learned, or only the forged ones.
 func (l lab) learnedMACs(bridge string, forged bool) (count int) {
 	l.Helper()
 	link, err := netlink.LinkByName(bridge)
@@ -53,8 +52,7 @@ func (l lab) learnedMACs(bridge string, forged bool) (count int) {
 	return count
 }
 
-// maxLearned returns fdb_max_learned of a bridge, where 0 means no limit. The second result is false if the kernel does not support this
-// limit.
+// maxLearned returns fdb_max_learned of a bridge, where 0 means no limit. ok is false if the kernel has no such limit.
 func (l lab) maxLearned(bridge string) (bound uint32, ok bool) {
 	l.Helper()
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
@@ -79,7 +77,6 @@ func (l lab) maxLearned(bridge string) (bound uint32, ok bool) {
 	return binary.NativeEndian.Uint32(value), true
 }
 
-// setBridge sets an attribute of a bridge, like 'ip link set BRIDGE type bridge'.
 func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 	l.Helper()
 	link, err := netlink.LinkByName(bridge)
@@ -99,9 +96,8 @@ func (l lab) setBridge(bridge string, attribute *nl.RtAttr) {
 	}
 }
 
-// TestMACFlood checks a pod that sends frames from many MACs. The bridge learns no more MACs than its limit. With antiSpoof or macspoofchk,
-// the bridge learns no forged MACs. All pods other than the attacker stay reachable. A pod must stay reachable even if the bridge has
-// forgotten its MAC. New pods must be reachable, too.
+// TestMACFlood: a bridge learns no more MACs than its limit from a pod that sends frames from many, and no forged ones with antiSpoof or
+// macspoofchk. All other pods, also new ones and those whose MAC the bridge has forgotten, stay reachable.
 func TestMACFlood(t *testing.T) {
 	kerneltest.Slow(t)
 	const frames = 5 * kernel.MaxLearned
@@ -149,8 +145,8 @@ func TestMACFlood(t *testing.T) {
 	}
 }
 
-// TestAdoptedBridgeKeepsItsBound checks that ADD does not change the learning limit of a bridge that another program created. ADD also does
-// not restore the learning limit of a bridge of Podlace, if an admin removed this limit.
+// TestAdoptedBridgeKeepsItsBound: ADD keeps the learning limit of another program's bridge, and does not restore one that an admin removed
+// from Podlace's bridge.
 func TestAdoptedBridgeKeepsItsBound(t *testing.T) {
 	l := bareLab(t, "name", "adopted", "bridge", "btadopt")
 	t.Cleanup(func() { _ = onHost("btadopt", netlink.LinkDel) })

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// ip4() returns an Ethernet frame with an IPv4 packet. The 16-bit argument "flags" consists of the fragment flags and the fragment offset
-// in units of 8 bytes. The length of the IP options must be a multiple of 4 bytes.
+// ip4 returns an Ethernet frame with an IPv4 packet. flags are the fragment flags and the fragment offset in units of 8 bytes. The length
+// of the options must be a multiple of 4 bytes.
 func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
 	data := slices.Concat(body...)
 	length := be(uint16(20 + len(options) + len(data)))
@@ -28,7 +28,7 @@ func ip4(to, from net.HardwareAddr, src, dst netip.Addr, protocol byte, flags ui
 	return ether(to, from, unix.ETH_P_IP, head, data)
 }
 
-// igmp() returns an IGMP message (RFC 2236, RFC 3376) with its checksum.
+// igmp returns an IGMP message (RFC 2236, RFC 3376) with its checksum.
 func igmp(kind byte, group netip.Addr, more ...byte) []byte {
 	message := slices.Concat([]byte{kind, 10, 0, 0}, group.AsSlice(), more)
 	copy(message[2:], checksum(message))
@@ -40,8 +40,7 @@ func icmp6Message(src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	return icmp(make([]byte, 6), make([]byte, 6), src, dst, kind, body...)[54:]
 }
 
-// The following functions return IPv6 extension headers (RFC 8200, RFC 4302). Each extension header has 8 bytes, except the authentication
-// header.
+// IPv6 extension headers (RFC 8200, RFC 4302), of 8 bytes each except the authentication header.
 func hopByHop(next byte) []byte        { return []byte{next, 0, 5, 2, 0, 0, 1, 0} } // with a router alert
 func destinationOptions(n byte) []byte { return []byte{n, 0, 1, 4, 0, 0, 0, 0} }
 func routing(next byte) []byte         { return []byte{next, 0, 4, 0, 0, 0, 0, 0} }
@@ -126,8 +125,7 @@ func routerGuises(m station) []routerFrame {
 	return forged
 }
 
-// leadsToRouter reports whether the bridge treats the pod's port as a multicast router port. The command 'bridge mdb show' lists all
-// multicast router ports. Before leadsToRouter returns, it resets the port to a normal port.
+// leadsToRouter reports whether the pod's port is a multicast router port, as in 'bridge mdb show', and resets it to a normal one.
 func (a attached) leadsToRouter() (found bool) {
 	a.Helper()
 	const routers = 2 // MDBA_ROUTER in include/uapi/linux/if_bridge.h
@@ -159,8 +157,7 @@ func (a attached) leadsToRouter() (found bool) {
 			}
 		}
 	}
-	// The value 0 of mcast_router means "never a router port". With the value 1, the bridge learns whether a router is behind the port (see
-	// ip-link(8)).
+	// mcast_router: with 0 a port is never a router port, and with 1 the bridge learns whether a router is behind it (ip-link(8)).
 	for _, value := range []string{"0", "1"} {
 		if out, err := exec.Command("bridge", "link", "set", "dev", a.hostVeth(), "mcast_router", value).CombinedOutput(); err != nil {
 			a.Fatalf("%v: %s", err, out)
@@ -169,8 +166,7 @@ func (a attached) leadsToRouter() (found bool) {
 	return found
 }
 
-// TestRouterPort (S-23) checks that a guarded pod's port never becomes a multicast router port. A router port would receive all multicast
-// traffic. The port of an unguarded pod becomes a router port.
+// TestRouterPort (S-23): a guarded pod's port never becomes a multicast router port, to which all multicast goes. An unguarded one does.
 func TestRouterPort(t *testing.T) {
 	kerneltest.Slow(t)
 	l := bareLab(t, "name", "routers", "bridge", "btr", "isGateway", false, "ipMasq", false)
@@ -189,7 +185,7 @@ func TestRouterPort(t *testing.T) {
 	}
 }
 
-// The type pair contains the stations of two pods: m sends frames, and v receives them.
+// pair is the stations of two pods: m sends frames, v receives them.
 type pair struct{ m, v station }
 
 func (p pair) in4(protocol byte, flags uint16, options []byte, body ...[]byte) []byte {
@@ -200,24 +196,22 @@ func (p pair) in6(first byte, body ...[]byte) []byte {
 	return ip6(p.v.mac, p.m.mac, p.m.linkLo, p.v.linkLo, first, slices.Concat(body...))
 }
 
-// llc() returns a frame that has a length in place of the EtherType (IEEE 802.3).
+// llc returns a frame with a length in place of the EtherType (IEEE 802.3).
 func (p pair) llc(body ...[]byte) []byte {
 	return ether(p.v.mac, p.m.mac, uint16(len(slices.Concat(body...))), body...)
 }
 
-// withType returns a copy of a frame in which the EtherType is replaced.
 func withType(kind uint16, frame []byte) []byte {
 	return slices.Concat(frame[:12], be(kind), frame[14:])
 }
 
-// withByte returns a copy of a frame with one byte replaced.
 func withByte(frame []byte, at int, value byte) []byte {
 	f := slices.Clone(frame)
 	f[at] = value
 	return f
 }
 
-// datagram() returns a UDP header with checksum 0, which means no checksum.
+// datagram returns a UDP datagram without a checksum (0).
 func datagram(source, destination uint16) []byte {
 	return slices.Concat(be(source), be(destination), be(12), be(0), []byte("data"))
 }
@@ -252,8 +246,8 @@ func (p pair) harmlessFrames() []frame {
 	}
 }
 
-// forgeries() returns frames with which a pod pretends to be a router, a server or a neighbour. Many of the frames are fragmented, or hide
-// the forgery behind extra headers or options, so that simple firewall rules do not detect them.
+// forgeries returns frames with which a pod pretends to be a router, a server or a neighbour. Many are fragmented or hide behind extra
+// headers or options that simple firewall rules do not look through.
 func (p pair) forgeries() []frame {
 	var (
 		gateway4, gateway6 = netip.MustParseAddr("10.60.0.1"), netip.MustParseAddr("fd00:60::1")
@@ -300,7 +294,7 @@ func (p pair) forgeries() []frame {
 	}
 }
 
-// encapsulatedForgeries returns forged frames that have inconsistent headers or are wrapped in other protocols.
+// encapsulatedForgeries returns forged frames with inconsistent headers or inside other protocols.
 func (p pair) encapsulatedForgeries() []frame {
 	data, plain4 := datagram(1000, 2000), udp4(p.v.mac, p.m.mac, p.m.v4, p.v.v4, 1000, 2000, "plain")
 	arp := arpFrame(p.v.mac, p.m.mac, 2, p.m.mac, netip.MustParseAddr("10.60.0.1"), p.v.v4)
@@ -327,8 +321,7 @@ func (p pair) encapsulatedForgeries() []frame {
 	}
 }
 
-// TestForgedFrames (S-03, S-20, S-21, S-23) checks that antiSpoof drops all disguised forgeries. Without antiSpoof, all disguised forgeries
-// reach the neighbour.
+// TestForgedFrames (S-03, S-20, S-21, S-23): antiSpoof drops all disguised forgeries, which otherwise reach the neighbour.
 func TestForgedFrames(t *testing.T) {
 	l := newLab(t, "name", "forged-frames", "bridge", "btgu", "antiSpoof", true, "isGateway", false, "ipMasq", false)
 	l.setBridged("0") // the IP families' rules would reassemble fragments and drop malformed packets

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type station contains the MAC and the addresses of a pod, as its neighbours on the bridge see them.
+// station is the MAC and the addresses of a pod, as its neighbours on the bridge see them.
 type station struct {
 	mac            net.HardwareAddr
 	v4, v6, linkLo netip.Addr
@@ -36,12 +36,11 @@ func (a attached) station() station {
 
 func be(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
-// ether() returns an Ethernet frame with the payload.
 func ether(to, from net.HardwareAddr, kind uint16, payload ...[]byte) []byte {
 	return slices.Concat(to, from, be(kind), slices.Concat(payload...))
 }
 
-// arpFrame returns an ARP packet for IPv4 over Ethernet (RFC 826). The argument op is 1 for a request and 2 for a reply.
+// arpFrame returns an ARP packet for IPv4 over Ethernet (RFC 826). op is 1 for a request and 2 for a reply.
 func arpFrame(to, from net.HardwareAddr, op uint16, sender net.HardwareAddr, senderIP, target netip.Addr) []byte {
 	return ether(to, from, unix.ETH_P_ARP, be(1), be(unix.ETH_P_IP), []byte{6, 4}, be(op), sender, senderIP.AsSlice(), to, target.AsSlice())
 }
@@ -58,7 +57,7 @@ func checksum(data ...[]byte) []byte {
 	return be(^uint16(sum))
 }
 
-// udp4 returns an IPv4 datagram without a UDP checksum.
+// udp4 returns a frame with an IPv4 datagram without a UDP checksum.
 func udp4(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, body string) []byte {
 	udp := slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body))
 	head := slices.Concat([]byte{0x45, 0}, be(uint16(20+len(udp))), []byte{0, 0, 0x40, 0, 64, unix.IPPROTO_UDP}, be(0), src.AsSlice(),
@@ -67,13 +66,13 @@ func udp4(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 	return ether(to, from, unix.ETH_P_IP, head, udp)
 }
 
-// ip6 returns an IPv6 packet with hop limit 255, because neighbour discovery requires this value.
+// ip6 returns a frame with an IPv6 packet of hop limit 255, which neighbour discovery requires.
 func ip6(to, from net.HardwareAddr, src, dst netip.Addr, next byte, body []byte) []byte {
 	return ether(to, from, unix.ETH_P_IPV6, []byte{0x60, 0, 0, 0}, be(uint16(len(body))), []byte{next, 255}, src.AsSlice(), dst.AsSlice(),
 		body)
 }
 
-// icmp() returns a frame with an ICMPv6 message, which consists of type, code, checksum and body.
+// icmp returns a frame with an ICMPv6 message: type, code, checksum and body.
 func icmp(to, from net.HardwareAddr, src, dst netip.Addr, kind byte, body ...[]byte) []byte {
 	message := slices.Concat([]byte{kind, 0, 0, 0}, slices.Concat(body...))
 	copy(message[2:], checksum(src.AsSlice(), dst.AsSlice(), []byte{0, 0}, be(uint16(len(message))), []byte{0, 0, 0, unix.IPPROTO_ICMPV6},
@@ -85,7 +84,7 @@ func udp6(to, from net.HardwareAddr, src, dst netip.Addr, sport, dport uint16, b
 	return ip6(to, from, src, dst, unix.IPPROTO_UDP, slices.Concat(be(sport), be(dport), be(uint16(8+len(body))), be(0), []byte(body)))
 }
 
-// tap() opens a packet socket on the pod's eth0.
+// tap opens a packet socket on the pod's eth0.
 func (a attached) tap() (fd int) {
 	a.Helper()
 	const protocol = uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
@@ -120,8 +119,7 @@ func arrived(tap int, frame []byte) bool {
 	}
 }
 
-// arrivals() sends frames from one pod, and returns for each frame whether the other pod received it. No protection may drop the last
-// frame, because arrivals() waits until the last frame has arrived.
+// arrivals sends frames between pods and returns which arrived. It waits for the last one, which no protection may drop.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()

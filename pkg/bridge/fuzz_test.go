@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzAfter compares the results of after() with a computation that uses big integers.
+// FuzzAfter compares addressAfter with a computation in big integers.
 func FuzzAfter(f *testing.F) {
 	for _, s := range []string{"10.1.0.0/24", "0.0.0.0/0", "255.255.255.255/32", "255.255.255.0/24", "fd00::/64", "::/0", "ffff::/16",
 		"10.255.255.255/32", "::ffff:ffff:ffff:ffff/128"} {

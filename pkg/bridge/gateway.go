@@ -18,8 +18,7 @@ import (
 func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge := w.gateway
 	for _, gw := range l.gateways {
-		// The name of the gateway's note file contains the prefix length of the gateway address. Without this file name, ADD would have to search
-		// the kernel's list of all addresses for the prefix length, which is slower.
+		// The note file's name contains the prefix length, which saves a slow search in the kernel's list of all addresses.
 		_, noted := attachment.ReadNote(j.att.Network, gatewayNote(bridge, gw))
 		if err := enableForwarding(j.host, bridge, gw.Addr().Is4(), !noted); err != nil {
 			return err
@@ -44,14 +43,13 @@ func (j *job) setUpGateway(w wiring, l layer3) error {
 	return nil
 }
 
-// gatewayNote returns the name of a note file which says that this network has added a gateway address to a bridge.
+// gatewayNote returns the name of the note file which says that this network added a gateway address to a bridge.
 func gatewayNote(bridge kernel.Link, gw netip.Prefix) string {
 	return "gateway-" + bridge.Name + "-" + strings.Replace(gw.String(), "/", "_", 1)
 }
 
-// addGateway removes conflicting addresses from the bridge, and then adds a gateway address. If the network has a note file about a
-// conflicting address, an earlier configuration of the network added this address. Such an old gateway address is removed once no pod uses
-// it. A conflicting address without a note file belongs to another program.
+// addGateway removes conflicting addresses from the bridge and adds the gateway address. If the network has a note file about a conflicting
+// address, this is its old gateway address, which is removed once no pod uses it; otherwise it belongs to another program.
 func (j *job) addGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Prefix) error {
 	addresses, err := j.host.Addresses(bridge)
 	if err != nil {
@@ -77,8 +75,7 @@ func (j *job) addGateway(bridge kernel.Link, gw netip.Prefix, wanted []netip.Pre
 	return attachment.WriteNote(j.att.Network, gatewayNote(bridge, gw), "")
 }
 
-// GatewaysConflict reports whether two gateway addresses conflict, so that a bridge cannot have both. Two IPv4 addresses always conflict.
-// Two IPv6 addresses conflict if their subnets overlap.
+// GatewaysConflict reports whether a bridge cannot have both addresses: two IPv4 addresses, or IPv6 addresses of overlapping subnets.
 func GatewaysConflict(a, b netip.Prefix) bool {
 	return a.Addr().Is4() == b.Addr().Is4() && (a.Addr().Is4() || a.Overlaps(b))
 }
@@ -91,8 +88,7 @@ type RecordedGateways struct {
 	Gateways []netip.Prefix
 }
 
-// Gateways returns the gateway addresses in the records of all attachments. Gateways also returns an error that describes all unreadable
-// records.
+// Gateways returns the gateway addresses in all records, and an error about the unreadable ones.
 func Gateways() (list []RecordedGateways, err error) {
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	for _, pod := range pods {
@@ -101,16 +97,14 @@ func Gateways() (list []RecordedGateways, err error) {
 	return list, err
 }
 
-// gatewaysToRemove returns those addresses of the list `others` that must be removed from the bridge when the bridge gets the gateway
-// address `gw`.
+// gatewaysToRemove returns those of the others that must leave the bridge when it gets the gateway address gw.
 func (j *job) gatewaysToRemove(bridge kernel.Link, gw netip.Prefix, others []netip.Prefix) (gone []netip.Prefix, err error) {
 	for _, other := range others {
 		if other.Addr().Is4() != gw.Addr().Is4() {
 			continue
 		}
 		if !GatewaysConflict(other, gw) {
-			// The address `other` does not conflict with the gateway address, so the bridge can have both. The address `other` is removed only if an
-			// earlier configuration of the network added it and no pod uses it any more.
+			// The bridge can have both. This one goes only if an earlier configuration of the network added it and no pod uses it.
 			if _, noted := attachment.ReadNote(j.att.Network, gatewayNote(bridge, other)); !noted || j.mayReplace(bridge, other, gw) != nil {
 				continue
 			}
@@ -124,9 +118,8 @@ func (j *job) gatewaysToRemove(bridge kernel.Link, gw netip.Prefix, others []net
 	return gone, nil
 }
 
-// removeGateway removes a gateway address of an earlier configuration from the bridge. removeGateway also empties the note file with the
-// masquerade configuration. Because of the empty note file, the next ADD rewrites the masquerade sets from the pods' records, without the
-// old subnet.
+// removeGateway removes a gateway address of an earlier configuration from the bridge. It also empties the note file with the masquerade
+// configuration, so that the next ADD rewrites the masquerade sets from the records, without the old subnet.
 func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	unlock, err := j.att.LockNetwork() // otherwise a STATUS between the two steps would restore the address
 	if err != nil {
@@ -142,8 +135,8 @@ func (j *job) removeGateway(bridge kernel.Link, gw netip.Prefix) error {
 	return attachment.WriteNote(j.att.Network, masqueradeNote, "")
 }
 
-// warnOfSecondBridge logs a warning if another bridge of this network still has the same gateway address. A second bridge remains after the
-// key "bridge" was changed in the configuration. While both bridges have pods, the node reaches only the pods of one bridge.
+// warnOfSecondBridge logs a warning if another bridge of this network still has the gateway address, as after a change of the key "bridge".
+// While both bridges have pods, the node reaches only those of one.
 func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	notes := attachment.ListNotes(j.att.Network, "gateway-")
 	for _, note := range notes {
@@ -164,8 +157,7 @@ func (j *job) warnOfSecondBridge(bridge kernel.Link, gw netip.Prefix) {
 	}
 }
 
-// mayReplace returns nil if a gateway address may be removed from the bridge. An address may be removed if a network of Podlace added it,
-// and if no pod uses it. If the address must stay, mayReplace returns the reason.
+// mayReplace returns nil if a network of Podlace added the gateway address and no pod uses it, otherwise the reason to keep it.
 func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 	taken := plugin.Errorf(plugin.CodeAddressTaken, "%s already has the address %s, want %s", bridge.Name, old, gw)
 	network, noted, err := attachment.NetworkWithNote(gatewayNote(bridge, old))
@@ -188,9 +180,8 @@ func (j *job) mayReplace(bridge kernel.Link, old, gw netip.Prefix) error {
 		"or set forceAddress, which cuts them off", old.Masked(), gw.Masked(), user)
 }
 
-// findUser describes a pod that is on the bridge and has an address in the gateway's subnet. A bridge port without an attachment record is
-// treated as a pod that uses the subnet. findUser returns "" if no pod uses the subnet. findUser reads the records of all attachments on
-// the node.
+// findUser describes a pod on the bridge with an address in the gateway's subnet, or returns "". A port without a record counts as such a
+// pod. It reads all records on the node.
 func (j *job) findUser(bridge kernel.Link, gw netip.Prefix) (string, error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {

@@ -26,7 +26,6 @@ func hostLocal(subnets ...string) object {
 	return object{"type": "host-local", "ranges": sets}
 }
 
-// gatewayAddresses returns the sorted addresses of the lab's bridge.
 func (l lab) gatewayAddresses() string {
 	l.Helper()
 	h, err := kernel.Host()
@@ -60,8 +59,7 @@ func (l lab) setGateway(change func(netlink.Link, *netlink.Addr) error, prefix s
 	}
 }
 
-// TestBridgeRenamed checks a changed key "bridge" while a pod is still on the old bridge. ADD of a pod on the new bridge logs a warning
-// with the names of both bridges. Once the old bridge is deleted, ADD logs no warning.
+// TestBridgeRenamed: after a change of the key "bridge", ADD warns with both names until the old bridge, which has a pod, is deleted.
 func TestBridgeRenamed(t *testing.T) {
 	l := bareLab(t, "name", "renamed", "bridge", "btf-0", "ipMasq", nil, "ipam", hostLocal("10.76.0.0/24", "fd00:76::/64"))
 	for _, name := range []string{"btf-0", "btf-1", "btf-2"} {
@@ -90,8 +88,8 @@ func TestBridgeRenamed(t *testing.T) {
 	tells("d", "btf-2")
 }
 
-// TestForeignGateways checks a bridge address that another program added. ADD fails if the address conflicts with the gateway address. With
-// forceAddress, ADD removes the conflicting address. IPv6 addresses of separate subnets do not conflict.
+// TestForeignGateways: ADD fails if another program's address on the bridge conflicts with the gateway address, or removes it with
+// forceAddress. IPv6 addresses of separate subnets do not conflict.
 func TestForeignGateways(t *testing.T) {
 	host := lab{kerneltest.Lab{T: t}}.host() // the node forwards as one that had a gateway before
 	kerneltest.Must(t, host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"},
@@ -133,7 +131,7 @@ func TestForeignGateways(t *testing.T) {
 	}
 }
 
-// TestGatewayWithoutIPv6 checks a bridge on which an admin disabled IPv6. ADD enables IPv6 if the gateway address is an IPv6 address.
+// TestGatewayWithoutIPv6: ADD enables IPv6 for an IPv6 gateway address on a bridge where an admin disabled it.
 func TestGatewayWithoutIPv6(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("bt6off", netlink.LinkDel) })
 	l := bareLab(t, "bridge", "bt6off", "name", "gw6off", "ipMasq", false, "ipam", hostLocal("10.75.0.0/24"))
@@ -158,7 +156,7 @@ func TestGatewayWithoutIPv6(t *testing.T) {
 	}
 }
 
-// TestForwardUnknown checks that ADD changes nothing if it cannot read the node's forwarding setting.
+// TestForwardUnknown: ADD changes nothing if it cannot read the node's forwarding setting.
 func TestForwardUnknown(t *testing.T) {
 	host, err := kernel.Host()
 	if err != nil {
@@ -172,7 +170,7 @@ func TestForwardUnknown(t *testing.T) {
 	}
 }
 
-// TestChangedSubnet checks a changed subnet: once no pod uses the old gateway address, the new gateway address replaces it.
+// TestChangedSubnet: the new gateway address replaces the old one once no pod uses that.
 func TestChangedSubnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc0", "name", "changed", "ipam", hostLocal("10.64.0.0/24", "fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc0", netlink.LinkDel) })
@@ -199,7 +197,7 @@ func TestChangedSubnet(t *testing.T) {
 	if err := l.masquerades("10.64.0.0/16 fd00:64::/48", "10.64.0.0/16"); err != nil {
 		t.Error(err)
 	}
-	// A port without an attachment in the network may also use the old gateway address.
+	// A port without an attachment may also use the old gateway address.
 	l.OK(new.Call("DEL", "b"))
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "foreign0", MTU: 1500, TxQLen: -1,
 		MasterIndex: l.bridgeIndex()}, PeerName: "foreign1"}); err != nil {
@@ -226,8 +224,8 @@ func (l lab) bridgeIndex() (index int) {
 	return index
 }
 
-// TestOldIPv6Subnet checks an old IPv6 gateway address that does not conflict with the new address. The old address stays while a pod uses
-// it. Once no pod uses the old address, the next change of the subnet removes it.
+// TestOldIPv6Subnet: an old IPv6 gateway address that does not conflict with the new one stays while a pod uses it. The next change of the
+// subnet then removes it.
 func TestOldIPv6Subnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc2", "name", "old6", "ipMasq", false, "ipam", hostLocal("fd00:64::/64"))
 	t.Cleanup(func() { _ = onHost("btc2", netlink.LinkDel) })
@@ -245,7 +243,7 @@ func TestOldIPv6Subnet(t *testing.T) {
 	}
 }
 
-// TestMasqueradeOfOldSubnet checks that the masquerade of an old subnet is removed together with the gateway address of that subnet.
+// TestMasqueradeOfOldSubnet: the masquerade of an old subnet goes with its gateway address.
 func TestMasqueradeOfOldSubnet(t *testing.T) {
 	l := bareLab(t, "bridge", "btc1", "name", "oldmasq", "ipam", hostLocal("10.65.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btc1", netlink.LinkDel) })
@@ -260,8 +258,7 @@ func TestMasqueradeOfOldSubnet(t *testing.T) {
 	}
 }
 
-// TestKata checks a pod in which a runtime adds a tap device and redirects the traffic between eth0 and the virtual machine. CHECK and DEL
-// must accept these changes by the runtime.
+// TestKata: CHECK and DEL accept that a runtime adds a tap device and redirects traffic between eth0 and the virtual machine.
 func TestKata(t *testing.T) {
 	l := newLab(t, "bridge", "bt7", "name", "kata")
 	a := l.add("a")
@@ -287,7 +284,6 @@ func TestKata(t *testing.T) {
 	}
 }
 
-// redirectBoth connects two links: each frame that arrives at one of the links is sent through the other link.
 func redirectBoth(names ...string) error {
 	links := map[string]netlink.Link{}
 	for _, name := range names {

@@ -24,7 +24,7 @@ func (b bridge) gc(r *plugin.Request) error {
 		gc.Report(att, b.remove(delOf(r, config, att), att, host, st))
 	}
 	for hash := range gc.Unreadable() {
-		// GC of the IPAM plugin releases the addresses of attachments with unreadable records.
+		// The IPAM plugin's GC releases the addresses of unreadable records.
 		gc.ReportUnreadable(hash, delByHash(host, attachment.HostVeth(hash)))
 	}
 	err = gc.Err()
@@ -36,7 +36,7 @@ func (b bridge) gc(r *plugin.Request) error {
 }
 
 // delByHash removes the links and rules whose names contain the hash of an unreadable record. ADD writes the record before it creates the
-// veth pair. Therefore, a veth pair whose name contains the hash of an existing record belongs to Podlace.
+// veth pair, so a pair with the hash of an existing record is Podlace's.
 func delByHash(host *kernel.Node, name string) error {
 	link, ok, err := host.Link(name)
 	if ok && link.Kind == "veth" {
@@ -45,15 +45,15 @@ func delByHash(host *kernel.Node, name string) error {
 	return errors.Join(err, delGuardOf(host, name))
 }
 
-// delOf derives a DEL request for another attachment from the request r.
+// delOf derives a DEL request for another attachment from r.
 func delOf(r *plugin.Request, config []byte, att *attachment.Attachment) *plugin.Request {
 	of := *r
 	of.Config, of.Verb, of.ContainerID, of.IfName, of.LockFile = config, "DEL", att.ContainerID, att.IfName, att.LockFile()
 	return &of
 }
 
-// allocate() gets addresses from the IPAM plugin. The pool may be exhausted, or a requested address taken, because the runtime never called
-// DEL for some dead pods. Then allocate() removes the dead pods of the network, and calls the IPAM plugin again.
+// allocate gets addresses from the IPAM plugin. If the pool is exhausted or a requested address is taken, dead pods may be the cause, for
+// which the runtime never called DEL, so allocate removes those of the network and tries again.
 func (b bridge) allocate(j *job) (*types100.Result, error) {
 	result, err := b.ipam.Add(j.r, j.cfg.IPAM)
 	if code := plugin.Code(err); err == nil || code != plugin.CodeExhausted && code != plugin.CodeAddressTaken {
@@ -75,9 +75,8 @@ func (b bridge) allocate(j *job) (*types100.Result, error) {
 	return b.ipam.Add(j.r, j.cfg.IPAM)
 }
 
-// collectDead removes attachments whose namespace is gone. collectDead returns the number of removed attachments. A process takes the lock
-// of a second attachment only in order to remove that attachment. Taking the second lock cannot cause a deadlock, because the second
-// attachment is dead and no ADD holds the lock of a dead attachment.
+// collectDead removes attachments whose namespace is gone, and returns their number. Only for this does a process lock a second attachment,
+// which cannot deadlock, because no ADD holds the lock of a dead one.
 func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	n := 0
 	for _, of := range dead {
@@ -92,8 +91,8 @@ func (b bridge) collectDead(j *job, dead []plugin.Attachment) int {
 	return n
 }
 
-// removeDead removes a dead attachment according to the attachment's record. Another program, such as the reference plugin, may meanwhile
-// have attached the same container in a new namespace. Leases that are newer than the record belong to the other program's attachment.
+// removeDead removes a dead attachment by its record. The reference plugin, for example, may have attached the container again in a new
+// namespace; leases that are newer than the record belong to that attachment.
 func (b bridge) removeDead(j *job, of plugin.Attachment) (found bool, err error) {
 	att, st, found, err := attachment.TakeDead[state](j.r, of)
 	if err != nil || !found {

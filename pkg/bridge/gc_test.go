@@ -28,7 +28,7 @@ func key(network, id string) attachment.Key {
 	return attachment.Key{Network: network, ContainerID: id, IfName: "eth0"}
 }
 
-// TestGC checks that GC removes invalid attachments completely, as DEL does, and keeps valid attachments.
+// TestGC: GC removes invalid attachments as completely as DEL, and keeps valid ones.
 func TestGC(t *testing.T) {
 	l := newLab(t)
 	kept := l.add("kept")
@@ -49,8 +49,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestGCStrayFile checks a file whose name only begins like the name of a record. GC ignores the file and removes no link. For an
-// unreadable record, GC removes the links whose names contain the hash in the record's file name.
+// TestGCStrayFile: GC ignores a file whose name only begins like a record's. For an unreadable record, it removes the links with the hash
+// in the file's name.
 func TestGCStrayFile(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -81,8 +81,7 @@ func TestGCStrayFile(t *testing.T) {
 	}
 }
 
-// TestGCRandom (C-80) checks two networks on one node. GC of one network keeps exactly its valid attachments, and does not change the other
-// network.
+// TestGCRandom (C-80): GC of one network keeps exactly its valid attachments, and leaves another network on the node alone.
 func TestGCRandom(t *testing.T) {
 	kerneltest.Slow(t)
 	const attachments = 50
@@ -102,7 +101,7 @@ func TestGCRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2 {
 		for i := range attachments {
-			// Each container ID is the beginning of the next longer container ID, for example a and a-b.
+			// Each container ID is the beginning of the next longer one, such as a and a-b.
 			l, of := nets[i%2], plugin.Attachment{ContainerID: "a" + strings.Repeat("-b", i/8), IfName: fmt.Sprintf("e%d", i)}
 			if set := owned[l.network()]; !set[of] {
 				l.OK(l.Call("ADD", of.ContainerID, "CNI_IFNAME", of.IfName))
@@ -126,7 +125,7 @@ func TestGCRandom(t *testing.T) {
 	}
 }
 
-// mustOwn checks that records, leases and interfaces exist for exactly the attachments in the argument.
+// mustOwn expects records, leases and interfaces for exactly these attachments.
 func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 	l.Helper()
 	records, err := attachment.List(l.network(), "bridge")
@@ -161,9 +160,8 @@ func (l lab) mustOwn(want map[plugin.Attachment]bool) {
 	}
 }
 
-// TestGCWhileAdding (C-85) checks that GC removes no live pod while pods are added and deleted. The runtime's list of valid attachments is
-// outdated. In the subtest "plain", GC skips young attachments, although they are not in the list. In the subtest "named", the GC request
-// also contains the pod in its list of dead attachments, although a new ADD has attached the pod again.
+// TestGCWhileAdding (C-85): with an outdated list of valid attachments, GC removes no live pod while pods are added and deleted. In "plain"
+// it skips young attachments that are not in the list; in "named" the list of dead ones contains a pod that a new ADD has attached again.
 func TestGCWhileAdding(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, keys := range map[string][]any{
@@ -185,7 +183,7 @@ func TestGCWhileAdding(t *testing.T) {
 					<-rounds
 				}
 				o := l.Call("CHECK", "pod", "prevResult", json.RawMessage(prev))
-				// If the test machine stalls for a second, the pod is too old for GC to skip, so GC removes the pod.
+				// If the machine stalls for a second, the pod is too old to be skipped, so GC removes it.
 				if name == "named" || time.Since(began) < time.Second {
 					l.OK(o)
 					judged++
@@ -199,8 +197,7 @@ func TestGCWhileAdding(t *testing.T) {
 	}
 }
 
-// collectAllTheTime repeats GC until the test ends. After each GC, collectAllTheTime sends a value on the returned channel if a receiver is
-// waiting.
+// collectAllTheTime repeats GC until the test ends. After each one it sends on the channel if a receiver is waiting.
 func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	ended, stop, stopped := make(chan bool), make(chan bool), make(chan bool)
 	go func() {
@@ -224,7 +221,7 @@ func (l lab) collectAllTheTime(keys ...any) (rounds <-chan bool) {
 	return ended
 }
 
-// TestGCAgain (C-85) checks that a later GC removes the young attachments that an earlier GC skipped.
+// TestGCAgain (C-85): a later GC removes the young attachments that an earlier one skipped.
 func TestGCAgain(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t)
@@ -236,8 +233,8 @@ func TestGCAgain(t *testing.T) {
 	l.mustOwn(map[plugin.Attachment]bool{})
 }
 
-// TestShortPool checks an ADD that finds no free address. ADD removes pods whose namespace is gone, with all their state, and uses one of
-// their addresses. An ADD that finds a free address does not search for dead pods.
+// TestShortPool: an ADD that finds no free address removes pods whose namespace is gone, with all their state, and uses an address of
+// theirs. Otherwise it does not look for dead pods.
 func TestShortPool(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testShortPool(t, backend) })
@@ -281,7 +278,7 @@ func testShortPool(t *testing.T, backend string) {
 	}
 }
 
-// TestAddressOfDead checks an ADD that requests the address of a pod whose namespace is gone, and one that requests a living pod's.
+// TestAddressOfDead: ADD gets a requested address from a pod whose namespace is gone, but not from a living one.
 func TestAddressOfDead(t *testing.T) {
 	l := newLab(t, "name", "wish", "bridge", "btwish", "ipam",
 		object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.62.1.0/24"}}}})
@@ -301,7 +298,6 @@ func TestAddressOfDead(t *testing.T) {
 	l.Fails(other.Call("ADD", "other"), plugin.CodeAddressTaken, "it is leased to container heir")
 }
 
-// recordCount returns how many of the containers have a record.
 func (l lab) recordCount(ids ...string) int {
 	l.Helper()
 	records, err := attachment.List(l.network(), "bridge")
@@ -317,7 +313,7 @@ func (l lab) recordCount(ids ...string) int {
 	return n
 }
 
-// TestShortPoolOfOthers checks an exhausted pool of an external IPAM plugin. ADD releases the addresses of dead pods and tries once more.
+// TestShortPoolOfOthers: if the pool of an external IPAM plugin is exhausted, ADD releases dead pods' addresses and tries once more.
 func TestShortPoolOfOthers(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"}]`}
@@ -346,7 +342,7 @@ func TestShortPoolOfOthers(t *testing.T) {
 	}
 }
 
-// fakeIPAM is an in-process IPAM plugin. Its ADD and DEL fail if a test sets addErr or delErr.
+// fakeIPAM is an in-process IPAM plugin, whose ADD and DEL return addErr and delErr.
 type fakeIPAM struct {
 	answer         string
 	addErr, delErr error
@@ -371,7 +367,7 @@ func (f *fakeIPAM) plugin(t *testing.T) plugin.Plugin {
 	}
 }
 
-// TestIPAMFails checks that ADD returns the error code of the IPAM plugin and does not change the pod.
+// TestIPAMFails: ADD returns the error code of the IPAM plugin and does not change the pod.
 func TestIPAMFails(t *testing.T) {
 	for what, f := range map[string]*fakeIPAM{
 		"fails":            {addErr: plugin.Errorf(plugin.CodeExhausted, "full")},

@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// guardOf returns the guard that the configuration requires for a pod's port. guardOf returns nil if the configuration requires no spoof
-// protection.
+// guardOf returns the guard that the configuration requires for a pod's port, or nil if it requires no spoof protection.
 func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	if !c.MACSpoofCheck && !c.AntiSpoof {
 		return nil
@@ -28,12 +27,11 @@ func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
 	return g
 }
 
-// The constant `bridges` is the name of a lock. A process holds this lock while it writes the guards (spoof protection rules) of any
-// network, or the MTU of a bridge.
+// bridges is the name of the lock for writing guards (spoof protection rules) of any network, or the MTU of a bridge.
 const bridges = "bridges"
 
-// applyGuard sets up the port's spoof protection before the port is up, so that other pods are always protected from this pod. If guard
-// rules were flushed, the rules of all networks' pods are restored, even if the current pod needs no guard.
+// applyGuard sets up the port's spoof protection before the port is up, so that other pods are always protected from this one. It restores
+// flushed rules of all networks, even if this pod needs no guard.
 func (j *job) applyGuard(port kernel.Link, g *Guard) error {
 	j.restoreFlushed()
 	if g == nil {
@@ -55,8 +53,7 @@ func (j *job) applyGuard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// restoreGuards checks the rules in the guard table, the guards of all recorded attachments, and the guards in the last argument. If any of
-// these is missing in the kernel, restoreGuards writes all rules and guards.
+// restoreGuards writes all rules and guards if the kernel lacks a rule of the guard table, a recorded guard, or one of more.
 func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(bridges)
 	if err != nil {
@@ -95,8 +92,7 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 	return all
 }
 
-// removeGuard removes the guard from the kernel and from the attachment's record. If the guard stayed in the record, a concurrent rewrite
-// of all guards would restore this guard in the kernel.
+// removeGuard removes the guard from the kernel and from the record, from which a concurrent rewrite of all guards would restore it.
 func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil
@@ -114,10 +110,8 @@ func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error
 	return nil
 }
 
-// checkGuard compares the recorded guard with the guard in the kernel. A pod keeps the protection that its ADD set up. If a new
-// configuration requires stronger protection, checkGuard only logs this. If a pod without a record has no protection, CHECK only logs a
-// warning, because the reference plugin may have attached this pod. CHECK does not fail for weaker protection, because an error could make
-// the runtime replace the pod.
+// checkGuard compares the recorded guard with the kernel's. Less protection than configured is only logged, because an error could make the
+// runtime replace the pod: a pod keeps the protection of its ADD, and one without a record may be the reference plugin's.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {
 		err := guardDrift(j.host)

@@ -10,10 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestGuardOfNewConfiguration checks that after a change of the configuration, pods keep the protection from their ADD. CHECK of such pods
-// passes, and logs a warning if the protection is weaker than configured. STATUS and GC do not change the guards of pods of the earlier
-// configuration, and DEL removes all their state. If the record is lost, CHECK reports the loss, because Podlace's masquerade rules show
-// that Podlace attached the pod.
+// TestGuardOfNewConfiguration: after a change of the configuration, pods keep the protection from their ADD. CHECK passes, with a warning
+// if it is weaker than configured; STATUS and GC leave their guards, and DEL removes everything. CHECK reports a lost record, because
+// Podlace's masquerade rules show who attached the pod.
 func TestGuardOfNewConfiguration(t *testing.T) {
 	kerneltest.Slow(t)
 	protections := map[string][]any{"nothing": nil, "macspoofchk": {"macspoofchk", true}, "antiSpoof": {"antiSpoof", true}}

@@ -16,21 +16,19 @@ func guardSchema() nft.Schema {
 	return nft.Schema{Table: nft.GuardTable, Version: 3, Build: buildGuards}
 }
 
-// guardPriority lets the chain run before all bridge code. The bridge therefore does not learn the source MAC of a dropped frame.
+// guardPriority makes the chain run before all bridge code, so that the bridge does not learn the source MAC of a dropped frame.
 const guardPriority = -300
 
-// guardChain is the name of the guard table's base chain.
 const guardChain = "prerouting"
 
-// The constants regLink and regValue are nftables registers. The interface name fills the first register, which has 16 bytes. The second
-// register contains an address or another field of the packet. The rules look up the contents of both registers together in a set.
+// Registers whose contents the rules look up together in a set. The interface name fills regLink, which has 16 bytes; regValue gets an
+// address or another field of the packet.
 const (
 	regLink  = 1
 	regValue = 2
 )
 
-// The following constants are the byte offsets of the source address in the IP header, and of the target address in an ICMPv6 neighbour
-// discovery message.
+// Byte offsets of the source address in the IP header, and of the target address in a neighbour discovery message (ICMPv6).
 const (
 	source4 = 12
 	source6 = 8
@@ -39,8 +37,7 @@ const (
 
 type guardRules struct{ nft.Ruleset }
 
-// guardSet is a set in the guard table. An element consists of the port's name and, in some sets, an address. The field `key` contains the
-// nftables type of this address, or is nil if the elements contain only the port's name.
+// guardSet is a set of the guard table. Its elements are the port's name and, unless key is nil, an address of this type.
 type guardSet struct {
 	name string
 	key  []nftables.SetDatatype
@@ -51,8 +48,7 @@ func guardSets() []guardSet {
 		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
 }
 
-// buildGuards writes the rules of the guard table, which are the same for any number of pods. The sets contain elements for each guarded
-// port.
+// buildGuards writes the rules of the guard table, which are the same for any number of pods. The pods' ports are elements of its sets.
 func buildGuards(r nft.Ruleset) error {
 	g := guardRules{r}
 	for _, s := range guardSets() {
@@ -92,17 +88,16 @@ func etherSource() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6}
 }
 
-// toBridge matches frames whose destination is in the range 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1). A bridge processes such
-// frames itself, for example LACP and LLDP. kernel.NS.SetReserved makes the port forward such frames, because otherwise the guard rules
-// would not see them.
+// toBridge matches destinations from 01:80:c2:00:00:01 to 0f (IEEE 802.1Q, table 8-1), such as LACP and LLDP, whose frames a bridge
+// processes itself. The rules see them only because kernel.NS.SetReserved makes the port forward them.
 func toBridge() []expr.Any {
 	destination := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6}
 	return []expr.Any{destination, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{1, 0x80, 0xc2, 0, 0, 1},
 		ToData: []byte{1, 0x80, 0xc2, 0, 0, 15}}}
 }
 
-// etherType loads the EtherType field of the received frame. For a frame with a VLAN tag, etherType loads the EtherType of the tag, such as
-// 0x8100, even if the kernel has removed the tag from the frame and stores it separately.
+// etherType loads the frame's EtherType: that of a VLAN tag, such as 0x8100, if there is one, even if the kernel has taken it out of the
+// frame.
 func etherType() expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 2}
 }
@@ -111,23 +106,21 @@ func (g guardRules) lookup(set string, invert bool) expr.Any {
 	return &expr.Lookup{SourceRegister: regLink, SetName: set, SetID: g.Named(set).ID, Invert: invert}
 }
 
-// ownedByPort matches if the set contains the combination of the port's name and the value.
+// ownedByPort matches if the set contains the port's name with the value.
 func (g guardRules) ownedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, false)}
 }
 
-// notOwnedByPort matches if the set does not contain the combination of the port's name and the value.
+// notOwnedByPort matches if the set does not contain the port's name with the value.
 func (g guardRules) notOwnedByPort(value expr.Any, set string) []expr.Any {
 	return []expr.Any{inputLink(), value, g.lookup(set, true)}
 }
 
-// networkField loads a field of the network header into the register regValue. The register regLink, which precedes regValue, contains the
-// interface name.
+// networkField loads a field of the network header into regValue, which follows the interface name in regLink.
 func networkField(offset, length uint32) expr.Any { return nft.Network(regValue, offset, length) }
 
-// addARPRules accepts two kinds of ARP packets: those with the pod's own MAC and address (RFC 826), and probes for the pod's own address
-// (RFC 5227). The sender address of a probe is 0.0.0.0. A probe for another pod's address is dropped, because the probe would make the
-// other pod give up the address.
+// addARPRules accepts ARP packets with the pod's own MAC and address (RFC 826), and probes for this address, whose sender is 0.0.0.0 (RFC
+// 5227). A probe for another pod's address is dropped, because that pod would give up the address.
 func (g guardRules) addARPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Network(1, 4, 2), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6, 4}}, &expr.Verdict{Kind: expr.VerdictDrop})
 	g.Rule(chain, slices.Concat(g.notOwnedByPort(networkField(8, 6), "macs"), nft.Drop())...)
@@ -137,20 +130,18 @@ func (g guardRules) addARPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// matchProtocol matches packets whose transport protocol, after all extension headers, is the given protocol.
+// matchProtocol matches packets with the given transport protocol, after all extension headers.
 func matchProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, nft.Equal([]byte{protocol})}
 }
 
-// matchOtherProtocol matches packets with any transport protocol except the given protocol. Neither matchProtocol nor matchOtherProtocol
-// matches a packet that the kernel cannot parse. The kernel cannot parse packets with wrong lengths, with another IP version, or with
-// extension headers that continue in a later fragment.
+// matchOtherProtocol matches packets with any other transport protocol. Neither function matches a packet that the kernel cannot parse,
+// which has wrong lengths, another IP version, or extension headers that continue in a later fragment.
 func matchOtherProtocol(protocol byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{protocol}}}
 }
 
-// matchMessage matches ICMP, IGMP and ICMPv6 messages of the given type. Later fragments do not match, because only the first fragment
-// contains the type.
+// matchMessage matches ICMP, IGMP and ICMPv6 messages of the given type. Only a first fragment matches, because later ones lack the type.
 func matchMessage(protocol, kind byte) []expr.Any {
 	return append(matchProtocol(protocol), transport(0, 1), nft.Equal([]byte{kind}))
 }
@@ -163,21 +154,20 @@ func transport(offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
 }
 
-// The following constants are the UDP ports of DHCP. The firewall rules match the DHCP client's port, because a client accepts an answer
-// from any server port.
+// UDP ports of DHCP. The rules match the client's, because it accepts an answer from any server port.
 const (
 	dhcpClient, dhcpServer = 68, 67
 	dhcp6Client            = 546
 )
 
-// The following IP protocols are used only by routers: OSPF (RFC 2328), PIM (RFC 7761), VRRP (RFC 9568) and CARP.
+// IP protocols of routers: OSPF (RFC 2328), PIM (RFC 7761), VRRP (RFC 9568) and CARP.
 const (
 	ospf = 89
 	pim  = 103
 	vrrp = 112
 )
 
-// The following constants are message types of ICMP (RFC 792, RFC 1256) and IGMP (RFC 2236, RFC 3376).
+// Message types of ICMP (RFC 792, RFC 1256) and IGMP (RFC 2236, RFC 3376).
 const (
 	redirect4 = 5
 	advert4   = 9
@@ -193,8 +183,8 @@ func (g guardRules) dropAll(chain *nftables.Chain, what ...[]expr.Any) {
 	}
 }
 
-// addIPRules accepts IPv4 packets from the pod's own addresses, except packets that only routers and DHCP servers send. Packets of a DHCP
-// client that has no address yet are also accepted.
+// addIPRules accepts IPv4 packets from the pod's own addresses and from a DHCP client without one, but none that only routers and DHCP
+// servers send.
 func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 	g.Rule(chain, append(matchProtocol(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
 	g.dropAll(chain, matchMessage(unix.IPPROTO_ICMP, redirect4), matchMessage(unix.IPPROTO_ICMP, advert4))
@@ -205,8 +195,8 @@ func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// addIGMPRules accepts the messages of multicast group members. Queries and multicast router advertisements (RFC 4286) are dropped, because
-// both would make the bridge send all multicast traffic to the pod. Fragments are also dropped, because group members never send fragments.
+// addIGMPRules accepts the messages of multicast group members. It drops queries and multicast router advertisements (RFC 4286), which
+// would make the bridge send all multicast traffic to the pod, and fragments, which group members never send.
 func (g guardRules) addIGMPRules(chain *nftables.Chain) {
 	for _, kind := range []byte{report4, report4v2, leave4, report4v3} {
 		own := g.ownedByPort(networkField(source4, 4), "addresses4")
@@ -215,7 +205,7 @@ func (g guardRules) addIGMPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// The following constants are message types of ICMPv6 (RFC 2710, 3810, 4286 and 4861).
+// Message types of ICMPv6 (RFC 2710, 3810, 4286 and 4861).
 const (
 	mldQuery      = 130
 	mldReport     = 131
@@ -237,8 +227,8 @@ func targetAddress() expr.Any {
 	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: target6, Len: 16}
 }
 
-// addIP6Rules accepts IPv6 packets from the pod's own addresses, except packets that only routers and DHCP servers send. Packets with an
-// authentication header (AH) are dropped. A bridge looks for multicast queries behind an authentication header, but nftables does not.
+// addIP6Rules accepts IPv6 packets from the pod's own addresses, but none that only routers and DHCP servers send. It drops packets with an
+// authentication header (AH), because a bridge looks for multicast queries behind it, and nftables does not.
 func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
 	g.Rule(chain, append(matchProtocol(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
 	g.dropAll(chain, udpTo(dhcp6Client), matchProtocol(ospf), matchProtocol(pim), matchProtocol(vrrp))
@@ -246,9 +236,8 @@ func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// addICMP6Rules accepts an ICMPv6 message if all addresses that the message claims are the pod's own addresses. Messages of routers and
-// multicast queriers are dropped. With an unspecified source address, a pod may solicit routers, join groups, and probe for one of its own
-// addresses.
+// addICMP6Rules accepts an ICMPv6 message if the pod owns all addresses that it claims. It drops those of routers and multicast queriers.
+// From the unspecified address, a pod may solicit routers, join groups and probe for its own addresses.
 func (g guardRules) addICMP6Rules(chain *nftables.Chain) {
 	own := g.ownedByPort(networkField(source6, 16), "addresses6")
 	unspecified := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}

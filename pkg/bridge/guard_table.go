@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Guard describes which frames a bridge port may send. If Addresses is not empty, the port may send ARP, neighbour discovery and IP only
-// with the pod's own addresses. If Addresses is empty, the port may send any frame with the pod's MAC.
+// Guard says which frames a bridge port may send: ARP, neighbour discovery and IP only from Addresses or, if there are none, any frame with
+// the pod's MAC.
 type Guard struct {
 	Link      string       `json:"link"` // the host side
 	MAC       string       `json:"mac"`  // of the pod side
@@ -24,7 +24,7 @@ type Guard struct {
 	Owner     string       `json:"owner,omitempty"` // for humans who read the rules
 }
 
-// elements() returns the elements that the port needs in the sets of the guard table.
+// elements returns what the sets of the guard table need for the port.
 func (g Guard) elements() ([]nft.Element, error) {
 	mac, err := net.ParseMAC(g.MAC)
 	if err != nil {
@@ -48,8 +48,8 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
 }
 
-// compareGuards returns nil if the kernel has all rules of the current version and all entries of the given guards. If a rule or an entry
-// is missing, compareGuards returns an error that describes it, with plugin.CodeStateDiffers.
+// compareGuards returns nil if the kernel has this version's rules and the given guards. Otherwise it returns an error with
+// plugin.CodeStateDiffers that describes what is missing.
 func compareGuards(host *kernel.Node, guards ...Guard) error {
 	if ok, err := guardSchema().Intact(&host.NFT); err != nil {
 		return needBridgeFamily(err)
@@ -76,7 +76,7 @@ func compareGuards(host *kernel.Node, guards ...Guard) error {
 	return nil
 }
 
-// SetGuards writes the rules and the guards of the given ports in one transaction. SetGuards does not change the guards of other ports.
+// SetGuards writes the rules and the given guards in one transaction. Guards of other ports stay.
 func SetGuards(guards []Guard) error {
 	var all []nft.Element
 	for _, g := range guards {
@@ -89,8 +89,7 @@ func SetGuards(guards []Guard) error {
 	return needBridgeFamily(guardSchema().Install(all))
 }
 
-// guardDrift compares the rules byte by byte, whereas compareGuards only counts them. guardDrift returns an error with
-// plugin.CodeStateDiffers if another program changed the rules.
+// guardDrift returns an error with plugin.CodeStateDiffers unless the rules are equal byte by byte, whereas compareGuards only counts them.
 func guardDrift(host *kernel.Node) error {
 	drift, err := guardSchema().Drift(&host.NFT)
 	if err == nil && drift != "" {
@@ -106,7 +105,7 @@ func (g Guard) open(host *kernel.Node) (t *nft.Handle, elements []nft.Element, e
 	return t, elements, err
 }
 
-// ensureGuard adds a guard to a port before the port is up. The rules of the guard table must already exist.
+// ensureGuard adds a guard to a port before the port is up. The rules must already exist.
 func ensureGuard(host *kernel.Node, g Guard) error {
 	t, elements, err := g.open(host)
 	if err != nil {
@@ -131,7 +130,7 @@ func needBridgeFamily(err error) error {
 	return err
 }
 
-// delGuard removes the guard of a port. If the guard is missing, delGuard does nothing.
+// delGuard removes the guard of a port. It is a no-op if the guard is missing.
 func delGuard(host *kernel.Node, g Guard) error {
 	t, elements, err := g.open(host)
 	if err != nil {
@@ -144,8 +143,7 @@ func delGuard(host *kernel.Node, g Guard) error {
 	return nft.IgnoreUnsupported(err)
 }
 
-// delGuardOf removes the guard of a port if only the port's name is known. If the guard table exists, delGuardOf reads all guards of the
-// node.
+// delGuardOf removes a guard by the port's name alone, for which it reads all guards of the node.
 func delGuardOf(host *kernel.Node, link string) error {
 	t, err := host.NFT.Open(nft.GuardTable)
 	if err != nil {

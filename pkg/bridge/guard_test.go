@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The following constants are the kinds of frames that the tests send. The name of each constant says which protection drops the frames.
+// Kinds of frames by the protection that drops them.
 const (
 	always   = iota // no protection stops it
 	forgery         // antiSpoof stops it
@@ -38,7 +38,7 @@ type frame struct {
 	bytes []byte
 }
 
-// traffic() returns allowed and forbidden frames from pod m to pod v.
+// traffic returns allowed and forbidden frames from pod m to pod v.
 func traffic(m, v station) []frame {
 	var (
 		gateway4   = netip.MustParseAddr("10.60.0.1")
@@ -92,8 +92,7 @@ func traffic(m, v station) []frame {
 	}
 }
 
-// TestNeighbours (S-24) checks how one pod can affect another pod in three cases: without protection, with the reference plugin's
-// protection, and with Podlace's protection.
+// TestNeighbours (S-24) shows how a pod can affect another one: without protection, with the reference plugin's, and with Podlace's.
 func TestNeighbours(t *testing.T) {
 	for _, protection := range []struct {
 		name   string
@@ -121,7 +120,7 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// TestStolenMAC (S-22) checks that an unprotected bridge sends the victim's traffic to a pod that sent a frame with the victim's MAC.
+// TestStolenMAC (S-22): an unprotected bridge sends the victim's traffic to a pod that sent a frame with the victim's MAC.
 func TestStolenMAC(t *testing.T) {
 	l := newLab(t, "name", "stolen", "bridge", "btg5", "macspoofchk", true)
 	m, v, other := l.add("m"), l.other().add("v"), l.other().add("other")
@@ -141,7 +140,7 @@ func TestStolenMAC(t *testing.T) {
 	}
 }
 
-// TestGuardedUntilGone checks that no forged frame of a pod passes while DEL removes its guard.
+// TestGuardedUntilGone: no forged frame of a pod passes while DEL removes its guard.
 func TestGuardedUntilGone(t *testing.T) {
 	l := newLab(t, "name", "gone", "bridge", "btg6", "antiSpoof", true)
 	v := l.other().add("v")
@@ -169,7 +168,7 @@ func TestGuardedUntilGone(t *testing.T) {
 	}
 }
 
-// TestGuardedPodsTalk checks that two guarded pods can reach each other.
+// TestGuardedPodsTalk: two guarded pods reach each other.
 func TestGuardedPodsTalk(t *testing.T) {
 	l := newLab(t, "name", "talk", "bridge", "btg2", "antiSpoof", true, "ipam", hostLocal("10.68.0.0/24", "fd00:68::/64"))
 	a, b := l.add("a"), l.other().add("b")
@@ -182,8 +181,7 @@ func TestGuardedPodsTalk(t *testing.T) {
 	}
 }
 
-// TestCheckGuard checks that CHECK reports each missing part of a guard. The ADD of the next pod restores the table for all pods of the
-// network.
+// TestCheckGuard: CHECK reports each missing part of a guard, and the next pod's ADD restores the table for all pods of the network.
 func TestCheckGuard(t *testing.T) {
 	l := bareLab(t, "name", "checked", "bridge", "btg3", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btg3", netlink.LinkDel) })
@@ -219,7 +217,7 @@ func TestCheckGuard(t *testing.T) {
 	}
 }
 
-// TestGuardsAfterFlush checks that the first ADD after any kind of flush restores the guards of all pods in all networks.
+// TestGuardsAfterFlush: the first ADD after any kind of flush restores the guards of all pods in all networks.
 func TestGuardsAfterFlush(t *testing.T) {
 	l := bareLab(t, "name", "flushed", "bridge", "btg6", "antiSpoof", true, "isGateway", nil, "ipMasq", nil)
 	t.Cleanup(func() { _ = onHost("btg6", netlink.LinkDel) })
@@ -252,7 +250,7 @@ func TestGuardsAfterFlush(t *testing.T) {
 	}
 }
 
-// TestGuardOfLongNames checks guards for pods with long names. The longest possible pod name does not fit into an nftables comment.
+// TestGuardOfLongNames: guards also work for pods whose name does not fit into an nftables comment.
 func TestGuardOfLongNames(t *testing.T) {
 	l := newLab(t, "name", "longnames", "bridge", "btg7", "macspoofchk", true)
 	for _, n := range []int{100, 127, 200, 247, 253} {
@@ -261,7 +259,7 @@ func TestGuardOfLongNames(t *testing.T) {
 	}
 }
 
-// TestGuardWithoutRecord checks that DEL removes the guard of an attachment even if the record is lost.
+// TestGuardWithoutRecord: DEL removes the guard even if the record is lost.
 func TestGuardWithoutRecord(t *testing.T) {
 	l := newLab(t, "name", "lost", "bridge", "btg8", "antiSpoof", true)
 	a := l.add("a")
@@ -269,7 +267,7 @@ func TestGuardWithoutRecord(t *testing.T) {
 	l.OK(l.Call("DEL", "a", "prevResult", a.prev))
 }
 
-// TestPodTakesNoRoutes (S-02, S-03) checks that the node and other pods ignore a router advertisement even if the bridge does not drop it.
+// TestPodTakesNoRoutes (S-02, S-03): the node and other pods ignore a router advertisement that the bridge does not drop.
 func TestPodTakesNoRoutes(t *testing.T) {
 	l := newLab(t, "name", "believers", "bridge", "btg4")
 	m, v := l.add("m"), l.other().add("v")
@@ -280,7 +278,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	from, to := m.station(), v.station()
 	advert := func(mac net.HardwareAddr) []byte {
 		return icmp(mac, from.mac, from.linkLo, netip.MustParseAddr("ff02::1"), 134, []byte{64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0},
-			// The following bytes are a prefix option with the flags "on-link" and "autonomous" (RFC 4861 section 4.6.2).
+			// a prefix option with the flags "on-link" and "autonomous" (RFC 4861 section 4.6.2)
 			[]byte{3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0, 0, 0x0e, 0x10, 0, 0, 0, 0}, netip.MustParseAddr("fd66::").AsSlice())
 	}
 	arrivals(m, v, [][]byte{advert(bridge), advert(to.mac), udp4(to.mac, from.mac, from.v4, to.v4, 1, 2, "end")})
@@ -315,7 +313,7 @@ func TestPodTakesNoRoutes(t *testing.T) {
 	}
 }
 
-// TestGCLeavesRunningADD checks that GC leaves a guard or masquerade alone if a running ADD is about to write it.
+// TestGCLeavesRunningADD: GC leaves a guard or masquerade alone that a running ADD is about to write.
 func TestGCLeavesRunningADD(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) { testGCLeavesRunningADD(t, backend) })
@@ -352,8 +350,8 @@ func testGCLeavesRunningADD(t *testing.T, backend string) {
 	}
 }
 
-// TestManyGuards writes the guards of many pods in one transaction, as a restore after a flush does. The transaction is larger than the
-// usual buffer of a socket, and smaller than what an ordinary user may have (twice net.core.wmem_max).
+// TestManyGuards writes the guards of many pods in one transaction, as a restore after a flush does. It is larger than the usual buffer of
+// a socket, and smaller than what an ordinary user may have (twice net.core.wmem_max).
 func TestManyGuards(t *testing.T) {
 	h := emptyNode(t)
 	var all []Guard

@@ -14,18 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// isHostSide reports whether a link is the host side of an attachment, and not another program's link with the same name. The link must be
-// a veth. In addition, the link must have the recorded ifindex, or have the MAC that ADD computes from the attachment's key, or lead a
-// device group (kernel.Link.LeadsGroup). The argument `index` is the recorded ifindex, or 0 if no ifindex was recorded.
+// isHostSide reports whether a link is the host side of an attachment and not another program's with the same name. It must be a veth that
+// has the recorded ifindex (0 if there is none) or the MAC that ADD computes from the key, or leads a device group
+// (kernel.Link.LeadsGroup).
 func isHostSide(link kernel.Link, key attachment.Key, index int) bool {
 	return link.Kind == "veth" && (link.Index == index || link.LeadsGroup() || hasMAC(link, key))
 }
 
 func hasMAC(link kernel.Link, key attachment.Key) bool { return bytes.Equal(link.MAC, key.MAC("host")) }
 
-// removeHostSide sets the veth pair of an attachment down, calls a function that removes the pair's rules, and deletes the pair with the
-// other links of its device group. On a link that is down, no frame of the pod passes without rules. The deletion comes last, because it
-// waits for RCU grace periods, and those of the rules pass meanwhile. If the pair cannot be set down, its rules stay.
+// removeHostSide sets the veth pair of an attachment down, calls removeRules, and deletes the pair with its device group. No frame of the
+// pod passes without rules, because the link is down; if it cannot be set down, the rules stay. The deletion comes last, because it waits
+// for RCU grace periods, and those of the rules pass meanwhile.
 func removeHostSide(host *kernel.Node, key attachment.Key, index int, removeRules func() error) error {
 	link, err := findHostSide(host, key, index)
 	if err != nil {
@@ -40,8 +40,8 @@ func removeHostSide(host *kernel.Node, key attachment.Key, index int, removeRule
 	return errors.Join(err, host.DelGroup(link))
 }
 
-// findHostSide returns the host side of an attachment. If the pair was renamed, findHostSide finds it by ifindex and MAC. If the pair is
-// gone, the result has no Kind, and Index is that of the group which the pair led.
+// findHostSide returns the host side of an attachment, which it finds by ifindex and MAC if it was renamed. If the pair is gone, the result
+// has no Kind, and Index is that of the group which the pair led.
 func findHostSide(host *kernel.Node, key attachment.Key, index int) (link kernel.Link, err error) {
 	link, ok, err := host.Link(key.HostVeth())
 	if err != nil || ok && isHostSide(link, key, index) {

@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelGoesOn checks that DEL removes the interface even if the IPAM plugin cannot release the addresses. DEL then keeps the record, so
-// that the runtime can retry.
+// TestDelGoesOn: if the IPAM plugin cannot release the addresses, DEL removes the interface, but keeps the record for a retry.
 func TestDelGoesOn(t *testing.T) {
 	l := newLab(t)
 	f := &fakeIPAM{answer: `"ips":[{"address":"10.60.0.9/24"},{"address":"fd00:60::9/64"}]`, delErr: errors.New("later")}
@@ -32,8 +31,7 @@ func TestDelGoesOn(t *testing.T) {
 	}
 }
 
-// TestIPAMGone checks DEL after the pod's IPAM plugin was uninstalled or the record was damaged. DEL then calls the IPAM plugin of the
-// current configuration.
+// TestIPAMGone: DEL calls the currently configured IPAM plugin if the pod's was uninstalled or the record was damaged.
 func TestIPAMGone(t *testing.T) {
 	l := newLab(t)
 	l.OK(l.Call("ADD", "a"))

@@ -13,21 +13,20 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The type layer3 is the wanted state of the pod's addresses and routes, and of the gateway addresses on the bridge.
+// layer3 is the wanted state of the pod's addresses and routes, and of the gateway addresses on the bridge.
 type layer3 struct {
 	ipam.Plan
 	gateways []netip.Prefix // one per address; empty unless the bridge is the gateway
 }
 
-// routes6 reports whether the pod gets any IPv6 route. An IPv6 route requires that IPv6 is enabled in the pod, even if the pod has no IPv6
-// address.
+// routes6 reports whether the pod gets an IPv6 route, for which IPv6 must be enabled in the pod even if it has no IPv6 address.
 func (l layer3) routes6() bool {
 	return slices.ContainsFunc(l.Routes, func(r kernel.Route) bool { return r.Dst.Addr().Is6() })
 }
 
-// planLayer3 computes the wanted state from the IPAM plugin's result. With isGateway, an address without a gateway gets a default gateway:
-// the first address of its subnet. An address in a subnet with at most two addresses gets no gateway. With isDefaultGateway, each address
-// family gets a default route, unless the IPAM plugin returned a default route with a gateway.
+// planLayer3 computes the wanted state from the IPAM plugin's result. With isGateway, the default gateway of an address is the first
+// address of its subnet; a subnet of one or two addresses has no default. With isDefaultGateway, each address family gets a default route,
+// unless the IPAM plugin returned one with a gateway.
 func planLayer3(cfg Config, from *types100.Result) (l layer3, err error) {
 	if l.Plan, err = ipam.PlanOf(from); err != nil {
 		return layer3{}, err
@@ -67,7 +66,7 @@ func GatewayOf(p netip.Prefix, gw netip.Addr) (netip.Addr, error) {
 	return gw, nil
 }
 
-// attachmentResult returns the result of ADD. The entries of earlier plugins precede the entries of this plugin.
+// attachmentResult returns the result of ADD: the entries of earlier plugins, then those of this one.
 func (j *job) attachmentResult(w wiring, l layer3, from *types100.Result) *types100.Result {
 	result := &types100.Result{DNS: from.DNS}
 	if prev := j.r.Prev; prev != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// ipamResult parses a text as the result of an IPAM plugin.
 func ipamResult(t testing.TB, body string) *types100.Result {
 	t.Helper()
 	var r types100.Result
@@ -47,7 +46,7 @@ func routeText(r kernel.Route) string {
 	return text
 }
 
-// text() formats the planned addresses and routes in the syntax of ip(8).
+// text formats the planned addresses and routes like ip(8).
 func (l layer3) text() string {
 	var lines []string
 	for _, a := range l.Addresses {
@@ -114,8 +113,7 @@ func TestPlanLayer3Refused(t *testing.T) {
 	}
 }
 
-// TestGatewayOfTheBridge checks that planLayer3 returns an error for a gateway address that no host can have. Without isGateway, any
-// gateway address is accepted.
+// TestGatewayOfTheBridge: with isGateway, a gateway address that no host can have is an error; without, any is accepted.
 func TestGatewayOfTheBridge(t *testing.T) {
 	for gw, says := range map[string]string{
 		"127.0.0.1": "a loopback address", "224.0.0.5": "a multicast address", "255.255.255.255": "a broadcast address",
@@ -139,7 +137,7 @@ func TestGatewayOfTheBridge(t *testing.T) {
 	}
 }
 
-// TestResult checks that earlier plugins' entries precede Podlace's entries in the result, and that the interface indexes are correct.
+// TestResult: earlier plugins' entries precede Podlace's, and the interface indexes are correct.
 func TestResult(t *testing.T) {
 	from := ipamResult(t, `"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"nameservers":["192.0.2.1"]}`)
 	l, err := planLayer3(Config{}, from)
@@ -193,7 +191,7 @@ func TestNFTMasquerade(t *testing.T) {
 	}
 }
 
-// TestMasqueradeChain checks that the chain has the same name as the reference plugin's chain.
+// TestMasqueradeChain: the chain has the reference plugin's name.
 func TestMasqueradeChain(t *testing.T) {
 	for ifname, want := range map[string]string{"eth0": "CNI-46d35c6a9e0ed75882799dbb", "net1": "CNI-d954c4bcd4c878d7cbde9680"} {
 		if got := masqueradeChain(attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: ifname}); got != want {
@@ -211,7 +209,7 @@ func TestIPAMType(t *testing.T) {
 	}
 }
 
-// FuzzPlanLayer3 checks that planLayer3 either returns a complete plan or an error, for any IPAM result.
+// FuzzPlanLayer3: any IPAM result yields a complete plan or an error.
 func FuzzPlanLayer3(f *testing.F) {
 	for _, seed := range []string{`{"ips":[{"address":"10.1.0.5/24"}],"routes":[{"dst":"0.0.0.0/0"}]}`,
 		`{"ips":[{"address":"255.255.255.255/32"}]}`,

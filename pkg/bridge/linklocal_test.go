@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReservedDestinations (S-20, S-22) checks frames to the reserved MAC addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f (IEEE 802.1Q,
-// table 8-1). By default, a bridge learns the source MAC of such frames and passes them to the node, before any firewall rule sees them.
-// For a guarded port, the bridge must not learn the source MAC of such frames, and the node must ignore ARP packets in them.
+// TestReservedDestinations (S-20, S-22): a bridge normally learns the source MAC of frames to 01:80:c2:00:00:00 to 0f (IEEE 802.1Q, table
+// 8-1) and passes them to the node before any rule sees them. On a guarded port it must not learn the MAC, and the node must ignore ARP
+// packets in such frames.
 func TestReservedDestinations(t *testing.T) {
 	for _, key := range []string{"macspoofchk", "antiSpoof"} {
 		t.Run(key, func(t *testing.T) {
@@ -53,8 +53,7 @@ func TestReservedDestinations(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, n := range believed {
-				// macspoofchk does not check IP addresses, so a neighbour entry of the bridge may contain the forged address. With antiSpoof, no
-				// neighbour entry may contain it.
+				// macspoofchk does not check IP addresses, so the bridge may have a neighbour entry with the forged one.
 				if n.IP.String() == forged.String() && (n.LinkIndex != bridge.Attrs().Index || key == "antiSpoof") {
 					t.Errorf("the node believes that %s is at %s", n.IP, n.HardwareAddr)
 				}

@@ -15,19 +15,17 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Masquerade is the masquerade configuration. It selects the packets whose source address the node replaces by its own address.
+// Masquerade is the masquerade configuration: it selects the packets whose source address the node replaces by its own.
 type Masquerade struct {
 	Backend string         `json:"backend"` // "", "nftables" or "iptables"
 	V4      bool           `json:"v4"`
 	V6      bool           `json:"v6"`
 	Except  []netip.Prefix `json:"except,omitempty"` // destinations that see the pod's own address
-	// Cluster is the number of CIDRs that replaced the keyword useClusterCidr. The replacing CIDRs are at the end of the list Except. Cluster
-	// is 0 if the configuration does not contain the keyword.
+	// Cluster is the number of CIDRs at the end of Except that replaced useClusterCidr, or 0 without this keyword.
 	Cluster    int  `json:"cluster,omitempty"`
 	UseCluster bool `json:"-"` // the configuration contains useClusterCidr
 }
 
-// ofMasqueradedFamilies returns those prefixes whose address family (IPv4 or IPv6) is masqueraded.
 func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range prefixes {
 		if p.Addr().Is4() && m.V4 || p.Addr().Is6() && m.V6 {
@@ -37,8 +35,8 @@ func (m Masquerade) ofMasqueradedFamilies(prefixes []netip.Prefix) (out []netip.
 	return out
 }
 
-// applyMasquerade sets up masquerade for the pod's traffic that leaves the network. An in-process IPAM plugin reports the pods' subnets.
-// With such an IPAM plugin, one rule covers a whole subnet, so only the network's first pod must change the rules.
+// applyMasquerade masquerades the pod's traffic that leaves the network. An in-process IPAM plugin reports the pods' subnets, so that one
+// rule covers a whole subnet and only the network's first pod changes the rules.
 func (j *job) applyMasquerade(l layer3) error {
 	m := j.cfg.Masquerade
 	if m.Backend == "nftables" {
@@ -47,12 +45,12 @@ func (j *job) applyMasquerade(l layer3) error {
 	if m.Backend == "" {
 		return j.removeNetworkMasquerade()
 	}
-	// After a change of the backend to iptables, the nftables rules of the existing pods stay, so these pods are still masqueraded.
+	// After a change of the backend to iptables, the nftables rules stay, so existing pods are still masqueraded.
 	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
 }
 
-// removeNetworkMasquerade removes the masquerade of the whole network. All pods of the network share the rules, so "ipMasq": false in the
-// newest configuration applies to all of them.
+// removeNetworkMasquerade removes the masquerade of all pods of the network, because they share the rules. The newest configuration
+// decides.
 func (j *job) removeNetworkMasquerade() error {
 	if _, noted := attachment.ReadNote(j.att.Network, masqueradeNote); !noted {
 		return nil
@@ -68,27 +66,24 @@ func (j *job) removeNetworkMasquerade() error {
 	return attachment.RemoveNote(j.att.Network, masqueradeNote)
 }
 
-// The constant `masqueradeNote` is the name of a note file which says that the network has a chain and sets in nftables. The note file
-// contains the current masquerade configuration.
+// masqueradeNote is the note file with the masquerade configuration. It exists while the network has a chain and sets in nftables.
 const masqueradeNote = "masqueraded"
 
-// noteText formats the masquerade configuration as the text of the note file "masqueraded".
+// noteText returns the configuration as the content of the note file.
 func (m Masquerade) noteText() string {
 	data, _ := json.Marshal(m)
 	return string(data)
 }
 
-// notedMasquerade returns the masquerade configuration that Podlace last wrote to the network's nftables sets. The second result is false
-// if the note file is missing, empty or damaged.
+// notedMasquerade returns the masquerade configuration in the network's note file. ok is false if the file is missing, empty or damaged.
 func notedMasquerade(network string) (m Masquerade, ok bool) {
 	text, _ := attachment.ReadNote(network, masqueradeNote)
 	err := json.Unmarshal([]byte(text), &m)
 	return m, err == nil
 }
 
-// masqueradeByNFT adds the nftables chain, rules and set elements that are missing for the pod. If nothing is missing, masqueradeByNFT
-// changes nothing. masqueradeByNFT rewrites everything from the records of all attachments in three cases: the configuration changed,
-// subnets overlap, or the rules were flushed.
+// masqueradeByNFT adds what the pod lacks of the nftables chain, rules and set elements. It rewrites everything from the records of all
+// attachments if the configuration changed, subnets overlap, or the rules were flushed.
 func (j *job) masqueradeByNFT(l layer3) error {
 	config := j.cfg.Masquerade.noteText()
 	missing, err := missingMasquerade(j.host, nftMasquerade(j.att.Network, j.cfg.Masquerade, l.Addresses, j.shared))
@@ -127,8 +122,8 @@ func (j *job) masqueradeByNFT(l layer3) error {
 	return writeMasquerade(j.att, m, pods)
 }
 
-// writeMasquerade replaces the chain and the sets of a network. The note file with the configuration is written last. If the process is
-// killed before this last step, the next ADD finds an empty note file and writes the chain and the sets again.
+// writeMasquerade replaces the chain and the sets of a network. It writes the note file last: if the process is killed before that, the
+// next ADD finds an empty file and writes chain and sets again.
 func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment.Of[state]) error {
 	if err := attachment.WriteNote(att.Network, masqueradeNote, ""); err != nil {
 		return err
@@ -139,8 +134,8 @@ func writeMasquerade(att *attachment.Attachment, m Masquerade, pods []attachment
 	return attachment.WriteNote(att.Network, masqueradeNote, m.noteText())
 }
 
-// restoreMasquerade rewrites the chain and the sets of a network that has pods, if any rule or set element is missing. Rules that a running
-// ADD is about to write do not count as missing. If no pod needs masquerade and the chain was flushed, the note file is removed.
+// restoreMasquerade rewrites the chain and the sets of a network with pods if a rule or element is missing, except those that a running ADD
+// is about to write. If the chain was flushed and no pod needs masquerade, it removes the note file.
 func restoreMasquerade(host *kernel.Node, log *slog.Logger, att *attachment.Attachment, pods []attachment.Of[state]) error {
 	m, noted := notedMasquerade(att.Network)
 	if !noted {
@@ -192,8 +187,8 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// removeMasquerade removes an attachment's masquerade from the kernel and from the record. If the masquerade stayed in the record, a
-// concurrent rewrite of the network's sets would restore this masquerade in the kernel. Subnets that other pods may share stay in the sets.
+// removeMasquerade removes an attachment's masquerade from the kernel and from the record, from which a concurrent rewrite of the sets
+// would restore it. Subnets that other pods may share stay in the sets.
 func removeMasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// The chain has the same name as the reference plugin's chain, and the rules have the same format. After a rollback, the reference plugin
-// can therefore remove the chain and the rules.
+// masqueradeChain returns the name of the reference plugin's chain. The rules have that plugin's format, so it can remove both after a
+// rollback.
 func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
 func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
@@ -41,7 +41,7 @@ func replaceMasquerade(key attachment.Key, is4 bool, lines []string) error {
 	return table.Apply(append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), lines...))
 }
 
-// withHint adds a hint if err means that the iptables program is not installed.
+// withHint adds a hint to an error that means that iptables is not installed.
 func withHint(err error) error {
 	var program *iptables.MissingProgram
 	if errors.As(err, &program) {
@@ -99,7 +99,7 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	return nil
 }
 
-// byIPTables returns those recorded addresses that iptables masquerades.
+// byIPTables returns the recorded addresses that iptables masquerades.
 func (st state) byIPTables() []netip.Prefix {
 	if st.Masquerade != "iptables" {
 		return nil
@@ -107,8 +107,7 @@ func (st state) byIPTables() []netip.Prefix {
 	return Masquerade{V4: !st.NoMasq4, V6: !st.NoMasq6}.ofMasqueradedFamilies(st.Addresses)
 }
 
-// restoreIPTables writes the missing iptables rules of masqueraded pods. If the argument `wait` is false and another process holds the
-// iptables lock, restoreIPTables does not wait and returns a busy error.
+// restoreIPTables writes missing iptables rules of masqueraded pods. Without wait, a held iptables lock is a busy error.
 func restoreIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
 	byKey := map[attachment.Key][]string{}
 	for _, pod := range finished(pods) {

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestIPTablesFamilies checks that STATUS and GC restore the rules for exactly those address families that were masqueraded at ADD. Records
-// of older releases do not contain the families. For such a record, STATUS and GC restore the rules of both families.
+// TestIPTablesFamilies: STATUS and GC restore the rules of the address families that were masqueraded at ADD, or of both if the record, as
+// in older releases, does not say.
 func TestIPTablesFamilies(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

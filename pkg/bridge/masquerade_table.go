@@ -21,15 +21,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// MasqueradeSets contains the elements of a network's nftables sets. Traffic from Sources is masqueraded, unless its destination is in
-// Local or is a multicast address.
+// MasqueradeSets is the content of a network's nftables sets. Traffic from Sources is masqueraded, unless it goes to Local or is multicast.
 type MasqueradeSets struct {
 	Network        string
 	Sources, Local []netip.Prefix
 }
 
-// multicast() returns the IP ranges of multicast addresses. Multicast is never masqueraded, because a receiver does not answer to the
-// source (RFC 1112, RFC 4291).
+// multicast returns the multicast ranges, which are never masqueraded: receivers do not answer the source (RFC 1112, RFC 4291).
 func multicast() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")}
 }
@@ -41,7 +39,6 @@ func (m MasqueradeSets) name() string {
 
 func (m MasqueradeSets) setName(kind, family string) string { return kind + family + "-" + m.name() }
 
-// setOf returns the name of the set for a prefix.
 func (m MasqueradeSets) setOf(kind string, p netip.Prefix) string {
 	return m.setName(kind, nft.FamilyOf(p.Addr().Is4()).Digit)
 }
@@ -52,10 +49,9 @@ func (m MasqueradeSets) chain() nft.Place {
 	return nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: m.chainName()}
 }
 
-// empty() reports whether both lists of prefixes are empty.
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
 
-// elements() returns the set elements for all prefixes in m. Each prefix becomes one interval in a set.
+// elements returns the set elements of all prefixes, each as one interval.
 func (m MasqueradeSets) elements() (out []nft.Element) {
 	for _, p := range m.Sources {
 		out = append(out, interval(m.setOf("pods", p), p)...)
@@ -66,9 +62,8 @@ func (m MasqueradeSets) elements() (out []nft.Element) {
 	return out
 }
 
-// addMasquerade adds the prefixes in m to the network's sets. The caller passes only prefixes that are missing there (see
-// missingMasquerade). The network's chain and sets must already exist. The error unix.EEXIST means that a prefix overlaps with an existing
-// interval. After the error unix.EEXIST, the caller must rewrite all intervals with SetMasquerade.
+// addMasquerade adds prefixes that are missing in the network's sets (see missingMasquerade). The chain and the sets must exist. After
+// unix.EEXIST, which means that a prefix overlaps with an existing interval, the caller must rewrite all intervals with SetMasquerade.
 func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -87,13 +82,12 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return err
 }
 
-// SetMasquerade replaces the network's chain and sets by a new chain and new sets, which contain the prefixes in m.
+// SetMasquerade replaces the network's chain and sets by new ones with the prefixes in m.
 func SetMasquerade(m MasqueradeSets) error {
 	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
 }
 
-// compareMasquerade returns nil if the kernel's sets contain all prefixes in m, and if the rules are unchanged. If a prefix is missing or a
-// rule differs, compareMasquerade returns an error with plugin.CodeStateDiffers.
+// compareMasquerade returns an error with plugin.CodeStateDiffers unless the sets contain all prefixes in m and the rules are unchanged.
 func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	missing, err := missingMasquerade(host, m)
 	if err != nil {
@@ -117,8 +111,7 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the network's chain has the expected number of rules: one rule for each address family. ADD uses
-// hasMasqueradeRules because the kernel keeps the count.
+// hasMasqueradeRules reports whether the chain has a rule for each address family. The kernel keeps the count, so ADD can afford it.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
@@ -128,7 +121,7 @@ func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	return chain.Uses == 2, err
 }
 
-// missingMasquerade returns those prefixes of m that the kernel does not masquerade.
+// missingMasquerade returns those prefixes of m that the kernel's sets lack.
 func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, error) {
 	missing := MasqueradeSets{Network: m.Network}
 	t, err := host.NFT.Open(nft.MasqueradeTable)
@@ -141,8 +134,8 @@ func missingMasquerade(host *kernel.Node, m MasqueradeSets) (MasqueradeSets, err
 	return missing, err
 }
 
-// missing() returns those prefixes that no single interval of the sets contains. When asked for an address, the kernel returns the interval
-// that contains the address. missing() asks for the first and for the last address of all prefixes in one batch.
+// missing returns those prefixes that no single interval of the sets contains. For an address, the kernel returns the interval that
+// contains it, so missing asks for the first and last address of all prefixes in one batch.
 func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Prefix) (missing []netip.Prefix, err error) {
 	var ends []nft.Element
 	for _, p := range prefixes {
@@ -161,7 +154,7 @@ func (m MasqueradeSets) missing(t *nft.Handle, kind string, prefixes []netip.Pre
 	return missing, nil
 }
 
-// delMasquerade removes the sources in m from the network's set. delMasquerade ignores a source that is not in the set.
+// delMasquerade removes the sources in m from the network's set. It ignores those that are not there.
 func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	if len(m.Sources) == 0 {
 		return nil
@@ -182,7 +175,7 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return errors.Join(errs...)
 }
 
-// deleteMasquerade removes the chain and the sets of a network. deleteMasquerade ignores a chain or set that does not exist.
+// deleteMasquerade removes the chain and the sets of a network. It ignores those that do not exist.
 func deleteMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
@@ -200,8 +193,7 @@ func deleteMasquerade(m MasqueradeSets) error {
 	}, m.chainName())
 }
 
-// interval() returns the two elements that represent a prefix in an interval set: the prefix's first address, and the first address after
-// the prefix.
+// interval returns the two elements of a prefix in an interval set: its first address, and the first address after it.
 func interval(set string, p netip.Prefix) []nft.Element {
 	out := []nft.Element{{Set: set, Key: p.Masked().Addr().AsSlice()}}
 	if end := addressAfter(p); end.IsValid() {
@@ -210,7 +202,6 @@ func interval(set string, p netip.Prefix) []nft.Element {
 	return out
 }
 
-// lastAddress returns the last address of a prefix.
 func lastAddress(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {
@@ -220,12 +211,11 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// addressAfter returns the first address after a prefix. addressAfter returns the zero Addr if the prefix includes the last address of the
-// address space.
+// addressAfter returns the first address after a prefix, or the zero Addr if there is none.
 func addressAfter(p netip.Prefix) netip.Addr { return lastAddress(p).Next() }
 
-// createEmpty creates the nftables table for masquerade, with an empty chain and empty sets for the network. createEmpty returns the sets
-// in this order: sources and excepted destinations of IPv4, then sources and excepted destinations of IPv6.
+// createEmpty creates the masquerade table with an empty chain and empty sets for the network. It returns the sets in the order sources and
+// excepted destinations, first of IPv4, then of IPv6.
 func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
 	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 	var sets []*nftables.Set
@@ -242,8 +232,8 @@ func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables
 	return chain, sets, nil
 }
 
-// build() writes the masquerade rules into the network's chain and the elements into its sets. The kernel needs one set lookup per packet
-// and network, however many pods the network has. A new pod requires no change if its subnets are already in the sets.
+// build writes the network's rules and elements. The kernel needs one set lookup per packet and network, however many pods it has, and a
+// new pod in known subnets needs no change.
 func (m MasqueradeSets) build(r nft.Ruleset) error {
 	chain, sets, err := m.createEmpty(r)
 	if err != nil {
@@ -256,7 +246,7 @@ func (m MasqueradeSets) build(r nft.Ruleset) error {
 	return r.AddElements(m.elements())
 }
 
-// distinct() removes each prefix that is part of another prefix, since the intervals of a set must not overlap.
+// distinct removes each prefix that is part of another one, because the intervals of a set must not overlap.
 func distinct(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for i, p := range prefixes {

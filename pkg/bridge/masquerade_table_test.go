@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// intervalsOf lists the intervals in a network's set, sorted by address. The text of an interval consists of its first address, a hyphen,
-// and the first address after the interval.
+// intervalsOf lists the intervals in a network's set, sorted by address, each with its first address and the first one after it.
 func intervalsOf(t *testing.T, kind, network string, is4 bool) string {
 	t.Helper()
 	var points []string
@@ -57,7 +56,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// emptyNode returns a node without nftables rules. After the test, all nftables rules are removed again.
+// emptyNode returns a node without nftables rules, before and after the test.
 func emptyNode(t *testing.T) *kernel.Node {
 	t.Helper()
 	kerneltest.EmptyNFT(t)
@@ -66,7 +65,7 @@ func emptyNode(t *testing.T) *kernel.Node {
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestRules compares the chains and rules in the kernel with golden files. The test flag -update rewrites the golden files.
+// TestRules compares the chains and rules in the kernel with golden files, which -update rewrites.
 func TestRules(t *testing.T) {
 	emptyNode(t)
 	kerneltest.Must(t, SetMasquerade(subnets("10.1.0.0/24", "fd00:1::/64")))
@@ -79,7 +78,7 @@ func masquerade(network string, sources, local []string) MasqueradeSets {
 
 func subnets(list ...string) MasqueradeSets { return masquerade("net", list, list) }
 
-// ensure() sets up masquerade as the bridge plugin does for each new pod. The last argument contains the prefixes of the newest pod.
+// ensure sets up masquerade as for each new pod. The last of all has the prefixes of the newest one.
 func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	t.Helper()
 	m := all[len(all)-1]
@@ -98,7 +97,6 @@ func ensure(t *testing.T, h *kernel.Node, all ...MasqueradeSets) {
 	kerneltest.Must(t, SetMasquerade(sum))
 }
 
-// mustCover checks that the kernel masquerades all sources in m.
 func mustCover(t *testing.T, h *kernel.Node, m MasqueradeSets) {
 	t.Helper()
 	if missing, err := missingMasquerade(h, m); !missing.empty() || err != nil {
@@ -136,7 +134,7 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-// TestMasqueradeChanged checks that masquerade follows subnets that are added, become larger or become smaller.
+// TestMasqueradeChanged: masquerade follows subnets that are added or change their size.
 func TestMasqueradeChanged(t *testing.T) {
 	for _, c := range []struct {
 		steps       []MasqueradeSets
@@ -168,8 +166,7 @@ func TestMasqueradeChanged(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAddresses checks masquerade for the addresses of an external IPAM plugin. Subnets in the result of an external plugin are
-// not reliable, so each pod has an element of its own in the set.
+// TestMasqueradeAddresses: with an external IPAM plugin, whose subnets are not reliable, each pod has its own element in the set.
 func TestMasqueradeAddresses(t *testing.T) {
 	h := emptyNode(t)
 	pod := func(address, subnet string) MasqueradeSets {
@@ -200,7 +197,7 @@ func TestMasqueradeAddresses(t *testing.T) {
 	}
 }
 
-// TestMasqueradeNetworks checks that networks do not affect each other, even if their subnets are the same.
+// TestMasqueradeNetworks: networks do not affect each other, even with the same subnets.
 func TestMasqueradeNetworks(t *testing.T) {
 	h := emptyNode(t)
 	one, two := subnets("10.1.0.0/24"), subnets("10.1.0.0/24")
@@ -230,7 +227,7 @@ func TestDistinct(t *testing.T) {
 	}
 }
 
-// TestMasqueradeAfterFlush checks that ADD of the next pod restores the masquerade of the whole network after a flush.
+// TestMasqueradeAfterFlush: the next pod's ADD restores the masquerade of the whole network after a flush.
 func TestMasqueradeAfterFlush(t *testing.T) {
 	h := emptyNode(t)
 	m := subnets("10.1.0.0/24")

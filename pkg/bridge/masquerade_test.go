@@ -30,8 +30,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// masquerades() returns nil if the kernel masquerades the given sources of the lab's network with the given exceptions, and an error
-// otherwise.
+// masquerades returns an error unless the kernel masquerades these sources of the lab's network with these exceptions.
 func (l lab) masquerades(sources, local string) error {
 	h, err := kernel.Host()
 	if err != nil {
@@ -52,7 +51,7 @@ func (l lab) masquerades(sources, local string) error {
 	return err
 }
 
-// TestMasqueradeEdited checks that the newest masquerade configuration applies to all pods of the network.
+// TestMasqueradeEdited: the newest masquerade configuration applies to all pods of the network.
 func TestMasqueradeEdited(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -76,7 +75,7 @@ func TestMasqueradeEdited(t *testing.T) {
 	}
 }
 
-// foreignIPAM installs an external IPAM plugin in CNI_PATH. The IPAM plugin assigns 10.61.0.N/24 to the container with the ID N.
+// foreignIPAM installs an external IPAM plugin in CNI_PATH, which assigns 10.61.0.N/24 to container N.
 func (l lab) foreignIPAM() lab {
 	l.Helper()
 	script := `#!/bin/sh
@@ -91,8 +90,7 @@ exit 0
 	return l
 }
 
-// TestMasqueradeFlushed checks that after a flush, ADD of the next pod restores the masquerade of all pods. The test also covers an
-// external IPAM plugin, with which the sets contain one address for each pod.
+// TestMasqueradeFlushed: the next pod's ADD restores the masquerade of all pods after a flush, also for an external IPAM plugin.
 func TestMasqueradeFlushed(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bt9", "isGateway", nil).foreignIPAM()
 	l.add("5")
@@ -112,8 +110,7 @@ func TestMasqueradeFlushed(t *testing.T) {
 	}
 }
 
-// TestMasqueradeIPTablesOneFamily checks that the iptables backend masquerades only the configured address families, and respects
-// exceptions.
+// TestMasqueradeIPTablesOneFamily: the iptables backend masquerades only the configured address families, and respects exceptions.
 func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -131,8 +128,7 @@ func TestMasqueradeIPTablesOneFamily(t *testing.T) {
 	}
 }
 
-// TestMasqueradeEmptied checks a chain that another program emptied, while the sets still exist. CHECK reports the missing rules, and the
-// next ADD restores them.
+// TestMasqueradeEmptied: CHECK reports a chain that another program emptied while the sets still exist, and the next ADD restores it.
 func TestMasqueradeEmptied(t *testing.T) {
 	l := bareLab(t, "name", "emptied", "bridge", "btm1", "ipam", hostLocal("10.70.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btm1", netlink.LinkDel) })
@@ -151,7 +147,7 @@ func TestMasqueradeEmptied(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestMasqueradeBackendChanged checks that existing pods keep their masquerade after the configured backend changed.
+// TestMasqueradeBackendChanged: existing pods keep their masquerade after a change of the backend.
 func TestMasqueradeBackendChanged(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -164,7 +160,7 @@ func TestMasqueradeBackendChanged(t *testing.T) {
 	l.OK(b.check("ipMasqBackend", "iptables"))
 }
 
-// TestMasqueradeEnds checks that "ipMasq": false removes all masquerade of the network, even if some part is already missing.
+// TestMasqueradeEnds: "ipMasq": false removes all masquerade of the network, even if a part is already missing.
 func TestMasqueradeEnds(t *testing.T) {
 	l := bareLab(t, "name", "ends", "bridge", "btm3", "ipam", hostLocal("10.72.0.0/24"))
 	t.Cleanup(func() { _ = onHost("btm3", netlink.LinkDel) })

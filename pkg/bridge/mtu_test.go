@@ -23,7 +23,6 @@ func mtuLab(t *testing.T, bridge, subnet string) lab {
 	return bareLab(t, "name", bridge, "bridge", bridge, "ipMasq", false, "ipam", hostLocal(subnet))
 }
 
-// mustHaveMTU checks that the bridge has the wanted MTU.
 func (l lab) mustHaveMTU(want int) {
 	l.Helper()
 	bridge := l.Conf["bridge"].(string)
@@ -37,7 +36,6 @@ func (l lab) mustHaveMTU(want int) {
 	}
 }
 
-// createForeignBridge creates a bridge with an address, as another program would do.
 func createForeignBridge(t *testing.T, bridge, address string) {
 	t.Helper()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}); err != nil {
@@ -57,7 +55,7 @@ func createForeignBridge(t *testing.T, bridge, address string) {
 	}
 }
 
-// TestSmallMTU checks a pod with an MTU below the minimum of IPv6. The bridge keeps its IPv6 addresses, even if the pod's ADD fails.
+// TestSmallMTU: the bridge keeps its IPv6 addresses with a pod whose MTU is below the minimum of IPv6, even if its ADD fails.
 func TestSmallMTU(t *testing.T) {
 	l := bareLab(t, "name", "small", "bridge", "btsmall", "ipam", hostLocal("10.73.0.0/24", "fd00:73::/64"))
 	t.Cleanup(func() { _ = onHost("btsmall", netlink.LinkDel) })
@@ -75,15 +73,14 @@ func TestSmallMTU(t *testing.T) {
 	l.OK(d.Call("DEL", "d"))
 }
 
-// TestLargeMTU checks that pinning works for the largest possible MTU.
+// TestLargeMTU pins the largest possible MTU.
 func TestLargeMTU(t *testing.T) {
 	l := mtuLab(t, "btlarge", "10.74.3.0/24")
 	l.add("a", "mtu", 65535)
 	l.mustHaveMTU(65535)
 }
 
-// TestMTUOfOthers checks that a bridge of another program keeps its MTU and its IPv6 addresses, whatever the MTU of the pods is. A bridge
-// that another program created in place of Podlace's bridge also keeps its MTU and addresses.
+// TestMTUOfOthers: another program's bridge, even in place of Podlace's, keeps its MTU and IPv6 addresses with any MTU of the pods.
 func TestMTUOfOthers(t *testing.T) {
 	l := mtuLab(t, "btother", "10.74.1.0/24")
 	l.other().add("first")
@@ -100,7 +97,7 @@ func TestMTUOfOthers(t *testing.T) {
 	}
 }
 
-// TestMTUOfAnotherNetwork checks that a bridge is treated as Podlace's bridge if the ADD of another network created it.
+// TestMTUOfAnotherNetwork: a bridge that another network's ADD created counts as Podlace's.
 func TestMTUOfAnotherNetwork(t *testing.T) {
 	l := mtuLab(t, "btnets", "10.74.4.0/24")
 	l.add("a")
@@ -109,7 +106,7 @@ func TestMTUOfAnotherNetwork(t *testing.T) {
 	l.mustHaveMTU(1400)
 }
 
-// TestMTUAtOnce checks that many concurrent ADDs leave the bridge's MTU unchanged. An ADD waits while another process changes an MTU.
+// TestMTUAtOnce: many concurrent ADDs leave the bridge's MTU unchanged, because each waits while another process changes an MTU.
 func TestMTUAtOnce(t *testing.T) {
 	l := mtuLab(t, "btonce", "10.74.2.0/24")
 	createForeignBridge(t, "btonce", "fd00:74:2::99/64")
@@ -146,8 +143,8 @@ func TestMTUAtOnce(t *testing.T) {
 	l.mustHaveMTU(1500)
 }
 
-// TestMTUAfterKill checks an ADD that was killed after it created the bridge. The next ADD of any network pins the MTU, so that the kernel
-// does not lower it to that of a port.
+// TestMTUAfterKill: if an ADD was killed after it created the bridge, the next ADD of any network pins the MTU, so that the kernel does not
+// lower it to that of a port.
 func TestMTUAfterKill(t *testing.T) {
 	l := mtuLab(t, "btkill", "10.74.5.0/24")
 	if err := l.host().AddBridge("btkill", randomMAC(), 1500, true, false); err != nil {

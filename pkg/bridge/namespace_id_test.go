@@ -19,11 +19,10 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// nodeUplink is the name of the node's link that the tenant in these tests tries to delete.
+// nodeUplink is the node's link that the tenant tries to delete.
 const nodeUplink = "btuplink0"
 
-// deleteNodeUplink deletes nodeUplink, although the calling thread is in the pod's namespace. The netlink request identifies the node's
-// namespace by the namespace ID that the kernel shows for eth0's peer.
+// deleteNodeUplink deletes nodeUplink from the pod, with the ID that the kernel shows there for the namespace of eth0's peer.
 func deleteNodeUplink() error {
 	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
@@ -37,8 +36,7 @@ func deleteNodeUplink() error {
 	return err
 }
 
-// tenantMain is the main function of a tenant's process, which has all capabilities in a user and network namespace of its own. The process
-// waits for a line on standard input before it acts.
+// tenantMain runs as a tenant's process with all capabilities in its own user and network namespace, after a line on standard input.
 func tenantMain() int {
 	if _, err := fmt.Scanln(); err != nil {
 		fmt.Println(err)
@@ -56,9 +54,8 @@ func tenantMain() int {
 	return 1
 }
 
-// TestNodeByNamespaceID checks a known gap, which SECURITY.md describes. A process in a pod can delete a link of the node if the process
-// has CAP_NET_ADMIN in the node's user namespace. Because of the veth pair, the kernel assigns an ID to the node's namespace, and this ID
-// is valid in the pod.
+// TestNodeByNamespaceID shows a known gap, which SECURITY.md describes: a process in a pod with CAP_NET_ADMIN in the node's user namespace
+// can delete a link of the node, because the veth pair gives the node's namespace an ID that is valid in the pod.
 func TestNodeByNamespaceID(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -71,8 +68,7 @@ func TestNodeByNamespaceID(t *testing.T) {
 	}
 }
 
-// TestNodeByNamespaceIDFromUserNamespace checks that the kernel does not let a pod delete the node's link if the pod has its own user
-// namespace (hostUsers: false).
+// TestNodeByNamespaceIDFromUserNamespace: a pod with its own user namespace (hostUsers: false) cannot delete the node's link.
 func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	l := newLab(t).other()
 	tenant := exec.Command("/proc/self/exe") //nolint:noctx // the process ends when its standard input ends
@@ -102,7 +98,6 @@ func TestNodeByNamespaceIDFromUserNamespace(t *testing.T) {
 	}
 }
 
-// makeUplink creates nodeUplink on the node. The test tries to delete this link from the pod.
 func makeUplink(t *testing.T) {
 	t.Helper()
 	kerneltest.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nodeUplink}, PeerName: "btuplink1"}))

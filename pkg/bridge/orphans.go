@@ -13,15 +13,15 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// An orphan is the host side of a live attachment whose bridge was deleted, with the recorded state.
+// orphan is the host side of a live attachment whose bridge was deleted, with the recorded state.
 type orphan struct {
 	link kernel.Link
 	state
 }
 
-// findOrphans returns the host sides that are attached to no bridge, although the records of any network say that they were ports of this
-// bridge. It is called only if the bridge is missing, is down, or is not the recorded bridge. ADD sets a bridge up as its last step, so a
-// bridge that is down may come from a killed ADD that had not restored the orphans yet.
+// findOrphans returns the host sides without a bridge that were ports of this one, according to the records of any network. It is called
+// only if the bridge is missing, is down, or is not the recorded one. ADD sets a bridge up as its last step, so one that is down may come
+// from a killed ADD that had not restored the orphans yet.
 func (j *job) findOrphans() (orphans []orphan, err error) {
 	pods, err := attachment.States[state](attachment.AllOf(j.r.Plugin))
 	if err != nil {
@@ -42,8 +42,7 @@ func (j *job) findOrphans() (orphans []orphan, err error) {
 	return orphans, nil
 }
 
-// previousMAC returns the MAC of the deleted bridge. If the new bridge gets this MAC, the pods' neighbour entries stay valid. Without
-// orphans, previousMAC returns a random MAC.
+// previousMAC returns the MAC of the deleted bridge, with which the pods' neighbour entries stay valid, or a random one without orphans.
 func previousMAC(orphans []orphan) net.HardwareAddr {
 	for _, o := range orphans {
 		if mac, err := net.ParseMAC(o.BridgeMAC); err == nil && len(mac) == 6 && mac[0]&1 == 0 {
@@ -53,9 +52,8 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 	return randomMAC()
 }
 
-// prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. The network's note file contains the
-// ifindex and the MAC of the bridge that the network already uses. A bridge with the same name but another ifindex or MAC is new to the
-// network, even if this bridge is up.
+// prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. A bridge is new, even if it is up, if its
+// ifindex or MAC differs from that in the network's note file.
 func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := attachment.ReadNote(j.att.Network, note)
@@ -63,8 +61,8 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 		j.restoreOrphans(bridge, orphans)
 		return nil
 	}
-	// An unpinned bridge always has the lowest MAC of its ports. After a change of the bridge's MAC, pods send packets to the previous MAC for
-	// some seconds. The reference plugin pins the MAC whenever it adds a gateway address.
+	// An unpinned bridge takes the lowest MAC of its ports. When it changes, pods send to the previous one for some seconds. The reference
+	// plugin pins the MAC whenever it adds a gateway address.
 	if !bridge.Made() {
 		if err := j.host.SetMAC(bridge, bridge.MAC); err != nil {
 			return err
@@ -80,8 +78,7 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 	return attachment.WriteNote(j.att.Network, note, identity)
 }
 
-// restoreOrphans attaches orphans to the bridge, with their settings and their gateway addresses. Errors are only logged, because the
-// current ADD is for another pod.
+// restoreOrphans attaches orphans to the bridge with settings and gateway addresses. It only logs errors, because ADD is for another pod.
 func (j *job) restoreOrphans(bridge kernel.Link, orphans []orphan) {
 	for _, o := range orphans {
 		err := j.restoreOrphan(bridge, o)

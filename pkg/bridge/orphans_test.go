@@ -26,8 +26,8 @@ func mac(t *testing.T, name string) (mac string) {
 	return mac
 }
 
-// TestReattach checks a deleted bridge that had pods of two networks. The ports of one network are isolated. CHECK reports the missing
-// bridge. The next ADD creates the bridge with its previous MAC, and attaches all pods with their previous settings.
+// TestReattach: CHECK reports a deleted bridge, which had pods of two networks, one with isolated ports. The next ADD creates it with its
+// previous MAC, and attaches all pods with their previous settings.
 func TestReattach(t *testing.T) {
 	l := newLab(t)
 	other := l.other()
@@ -55,8 +55,8 @@ func TestReattach(t *testing.T) {
 	}
 }
 
-// TestReattachToAnothers checks a bridge that another program deleted, created again and set up. The next ADD attaches the orphaned pods.
-// Pods of a network without a gateway on the bridge are attached too.
+// TestReattachToAnothers: the next ADD attaches the orphans, with or without a gateway, to a bridge that another program created again and
+// set up.
 func TestReattachToAnothers(t *testing.T) {
 	for name, keys := range map[string][]any{
 		"gateway": {}, "no gateway": {"isGateway", nil, "ipMasq", nil}, "layer 2": {"isGateway", nil, "ipMasq", nil, "ipam", nil},
@@ -79,8 +79,7 @@ func TestReattachToAnothers(t *testing.T) {
 	}
 }
 
-// TestReattachAfterKill checks an ADD that was killed after creating the bridge and before setting it up. The next ADD must attach the
-// orphaned pods to the new bridge.
+// TestReattachAfterKill: the next ADD attaches the orphans if an ADD was killed between creating the bridge and setting it up.
 func TestReattachAfterKill(t *testing.T) {
 	l := newLab(t)
 	a := l.add("a")
@@ -98,8 +97,7 @@ func TestReattachAfterKill(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestReattachOnlyItsOwn checks links that ADD must not attach: a link on another bridge, a link of another program, and a link of an
-// unfinished ADD.
+// TestReattachOnlyItsOwn: ADD attaches no link that is on another bridge, another program's, or of an unfinished ADD.
 func TestReattachOnlyItsOwn(t *testing.T) {
 	l := newLab(t)
 	l.other().add("another") // the bridge takes its previous MAC from this pod
@@ -138,7 +136,7 @@ func TestReattachOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// unfinish() marks an attachment's record as unfinished. If ADD is killed, its record stays marked as unfinished.
+// unfinish marks an attachment's record as unfinished, as a killed ADD leaves it.
 func unfinish(t *testing.T, l lab, id string) {
 	t.Helper()
 	path := filepath.Join(store.Root, l.network(), "bridge-"+key(l.network(), id).Hash())
@@ -153,8 +151,7 @@ func unfinish(t *testing.T, l lab, id string) {
 	}
 }
 
-// TestNoWaitOnAnothersBridge checks a bridge that was up before it had its first port. The kernel reports no operational state for such a
-// bridge, so ADD must not wait for this state.
+// TestNoWaitOnAnothersBridge: ADD does not wait for an operational state, which a bridge that was up before its first port never gets.
 func TestNoWaitOnAnothersBridge(t *testing.T) {
 	t.Cleanup(func() { _ = onHost("btup0", netlink.LinkDel) })
 	l := bareLab(t, "name", "upbefore", "bridge", "btup0")

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// compareForwarding returns plugin.Differs if the node does not forward packets from a gateway link. The first result is true if forwarding
-// is on for the node but off for this link, which may be an admin's purpose.
+// compareForwarding returns plugin.Differs if the node does not forward packets from a gateway link. byAdmin is true if forwarding is off
+// for this link alone, which an admin may want.
 func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmin bool, err error) {
 	if is4 && gateway.Forwards4 || !is4 && gateway.Forwards6 {
 		return false, nil
@@ -34,8 +34,8 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 	return false, plugin.Differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
 
-// enableForwarding enables forwarding for packets from a gateway link. The link's own setting is changed only for the first pod, since an
-// admin may later exclude single links from forwarding.
+// enableForwarding enables forwarding from a gateway link. It sets the link's own setting only for the first pod, because an admin may
+// exclude single links later.
 func enableForwarding(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
 	var settings []kernel.Sysctl
 	on, err := host.Forwards(is4)
@@ -60,15 +60,14 @@ func enableForwarding(host *kernel.Node, gateway kernel.Link, is4, first bool) e
 	return host.Set(settings...)
 }
 
-// A path describes how the node reaches a pod. A path consists of the link with the pod's gateway address, this gateway address, and the
-// pod's address.
+// path is how the node reaches a pod: the link with the pod's gateway address, this address, and the pod's address.
 type path struct {
 	link    string
 	gateway netip.Prefix
 	pod     netip.Addr
 }
 
-// paths() returns a path for each address of the pod whose gateway is on the node.
+// paths returns a path for each address of the pod whose gateway is on the node.
 func (st state) paths() (all []path) {
 	for i := range min(len(st.Gateways), len(st.Addresses)) {
 		all = append(all, path{cmp.Or(st.gatewayLink(), st.Bridge), st.Gateways[i], st.Addresses[i].Addr()})
@@ -76,15 +75,14 @@ func (st state) paths() (all []path) {
 	return all
 }
 
-// connects() reports whether the gateway address creates the node's route to the pod. connects() returns false if the pod's address is
-// outside the gateway's subnet. connects() also returns false for a bridge in a VRF, because the main routing table contains no route for
-// such a bridge.
+// connects reports whether the gateway address creates the node's route to the pod. It does not if the pod's address is outside the
+// gateway's subnet, or if the bridge is in a VRF and so has no route in the main table.
 func (p path) connects(link kernel.Link) bool {
 	return link.Master == 0 && p.gateway.Masked().Contains(p.pod)
 }
 
-// compareRoute returns plugin.Differs unless the node sends packets for the pod through the link. The first result is true if the subnet of
-// another link contains the pod's address. ADD has already logged a warning about such an overlap.
+// compareRoute returns plugin.Differs unless the node sends packets for the pod through the link. overlap is true if another link's subnet
+// contains the pod's address, of which ADD has already warned.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil
@@ -106,16 +104,15 @@ func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, e
 	return overlap, plugin.Differs("the node sends packets for %s through %s, not through %s", p.pod, name, link.Name)
 }
 
-// A missingPart is a lost part of a path, such as a route, with the function that restores it.
+// missingPart is a lost part of a path, such as a route, with the function that restores it.
 type missingPart struct {
 	what string
 	do   func() error
 }
 
-// missingParts returns those parts of a path (forwarding, gateway address, subnet route) that ADD created and that are missing now. A
-// gateway address is ignored if the network did not add it, or if another link now has it. A missing subnet route is ignored if an admin
-// added another route for the pod or the subnet. While the link is down, missingParts reports no part as missing. For a link in a VRF, only
-// forwarding is checked, because the main routing table has no route for such a link.
+// missingParts returns the parts of a path (forwarding, gateway address, subnet route) that ADD created and that are missing. It ignores a
+// gateway address that the network did not add or that another link has, and a subnet route if an admin added another one for the pod or
+// the subnet. A link that is down misses nothing. In a VRF only forwarding is checked, because the main table has no route for the link.
 func (p path) missingParts(host *kernel.Node, network string) (all []missingPart, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
@@ -149,11 +146,10 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	return all, nil
 }
 
-// restoreTimeout limits how long to wait for a restored IPv6 address. The kernel normally needs less than a millisecond to make the address
-// usable. Without waiting, the next STATUS could find the address still unusable and restore it a second time.
+// restoreTimeout limits the wait until a restored IPv6 address is usable, which normally takes less than a millisecond. Without the wait,
+// the next STATUS could restore it a second time.
 const restoreTimeout = 200 * time.Millisecond
 
-// restoreGateway adds a gateway address to its link again.
 func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix, dad bool) error {
 	if gw.Addr().Is6() {
 		if err := host.Set(link.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + link.Name + "/disable_ipv6", Value: "0"})...); err != nil {
@@ -167,7 +163,7 @@ func restoreGateway(host *kernel.Node, link kernel.Link, gw netip.Prefix, dad bo
 	return nil
 }
 
-// restorePaths restores forwarding, the gateway addresses and their subnet routes. restorePaths handles each subnet of a network only once.
+// restorePaths restores forwarding, the gateway addresses and their subnet routes, once for each subnet of a network.
 func restorePaths(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
 	var errs []error
 	seen := map[path]bool{}
@@ -190,9 +186,8 @@ func restorePaths(host *kernel.Node, log *slog.Logger, network string, pods []at
 	return errors.Join(errs...)
 }
 
-// restorePorts attaches each host side that is attached to no bridge to the bridge in its record. It also restores the port flags that ADD
-// set, and group_fwd_mask of guarded ports. It leaves the port state, since an admin may disable a port on purpose, and host sides that are
-// ports of another bridge.
+// restorePorts attaches host sides without a bridge to the recorded one. It also restores the port flags that ADD set, and group_fwd_mask
+// of guarded ports. It leaves ports of another bridge, and the port state, because an admin may disable a port on purpose.
 func restorePorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	var errs []error
 	for _, pod := range pods {
@@ -219,7 +214,6 @@ func restorePorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[stat
 	return errors.Join(errs...)
 }
 
-// flags() returns the flags that ADD set on the pod's port.
 func (st state) flags() kernel.BridgePort {
 	return kernel.BridgePort{Hairpin: st.Hairpin, Isolated: st.Isolated}
 }

@@ -21,8 +21,7 @@ func ranges(list ...object) object {
 	return object{"type": "host-local", "ranges": sets}
 }
 
-// TestPointToPoint checks a subnet with two addresses. One address belongs to the configured gateway, and the pod gets the other address.
-// The pod and the gateway must reach each other.
+// TestPointToPoint: in a subnet of two addresses, the pod and the configured gateway have one each and reach each other.
 func TestPointToPoint(t *testing.T) {
 	l := newLab(t, "bridge", "bt31", "ipMasq", false, "isDefaultGateway", true,
 		"ipam", ranges(object{"subnet": "10.64.0.0/31", "gateway": "10.64.0.0"}, object{"subnet": "fd00:64::/127", "gateway": "fd00:64::1"}))
@@ -47,7 +46,7 @@ func TestPointToPoint(t *testing.T) {
 	}
 }
 
-// TestNoRoomForGateway checks a pool of one or two addresses that has no room for a gateway. ADD returns a clear error and leaves no state.
+// TestNoRoomForGateway: ADD returns a clear error and leaves no state if a pool of one or two addresses has no room for a gateway.
 func TestNoRoomForGateway(t *testing.T) {
 	l := newLab(t, "bridge", "bt32", "ipMasq", false)
 	for _, subnet := range []string{"10.64.0.0/31", "10.64.0.7/32", "fd00:64::/127", "fd00:64::/128"} {

@@ -19,9 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestNeighboursReachAtOnce checks that a new pod receives neighbour solicitations as soon as its addresses are configured. After a program
-// adds an IPv6 address, the kernel joins the multicast group of the address later, in a work queue. A solicitation that arrives before this
-// is lost, and the neighbour repeats it only after a second.
+// TestNeighboursReachAtOnce: a new pod receives neighbour solicitations as soon as it has its addresses. The kernel joins the multicast
+// group of a new IPv6 address later, in a work queue, and a neighbour repeats a lost solicitation only after a second.
 func TestNeighboursReachAtOnce(t *testing.T) {
 	l := newLab(t)
 	fill := kerneltest.DelayAddresses(t)
@@ -37,7 +36,7 @@ func TestNeighboursReachAtOnce(t *testing.T) {
 	}
 }
 
-// TestGatewayAnswersAtOnce checks that the node answers neighbour solicitations for a new gateway address at once.
+// TestGatewayAnswersAtOnce: the node answers neighbour solicitations for a new gateway address at once.
 func TestGatewayAnswersAtOnce(t *testing.T) {
 	l := bareLab(t, "bridge", "btgw")
 	t.Cleanup(func() { _ = onHost("btgw", netlink.LinkDel) })
@@ -76,7 +75,7 @@ func (l lab) runPart(id string, part func(*job, wiring) error) {
 	l.OK(o)
 }
 
-// mustJoinGroup fails the test unless a namespace has joined the solicited-node multicast group of an address (RFC 4291 section 2.7.1).
+// mustJoinGroup expects a namespace to have joined the solicited-node multicast group of an address (RFC 4291 section 2.7.1).
 func (l lab) mustJoinGroup(within func(func() error) error, address netip.Prefix) {
 	l.Helper()
 	group := "ff0200000000000000000001ff" + strings.ReplaceAll(address.Addr().StringExpanded()[32:], ":", "")

@@ -18,26 +18,23 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// delUnrecorded implements DEL for an attachment without a record. Either the reference plugin made the attachment, or the record was lost.
-// Most objects have names that are computed from the attachment's key. The name of the reference plugin's veth pair is random. Therefore,
-// the reference plugin's pair is deleted only if provenPodSide reports that the pair belongs to this attachment.
+// delUnrecorded is DEL for an attachment without a record: the reference plugin made it, or the record was lost. Most names follow from the
+// attachment's key. The reference plugin's veth pair has a random name, so it is deleted only if provenPodSide finds that it belongs to
+// this attachment.
 func (b bridge) delUnrecorded(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
-	// Podlace's veth pair is deleted first, together with all other links in its device group. If another step deleted the pair first, DEL
-	// could not find the other links of the group.
+	// Podlace's veth pair goes first, with the other links of its device group, which could not be found without it.
 	err := errors.Join(removeHostSide(host, key, 0, func() error { return delGuardOf(host, key.HostVeth()) }), deleteProven(r, host),
 		asReference(key).Remove())
 	if object := ipam.Object(r.Config); err == nil && ipam.ValidType(ipam.Type(object)) == nil {
-		// The IP addresses are released last. If the addresses were released earlier, this pod's masquerade rules could match the packets of the
-		// next pod with the same address.
+		// The addresses are released last, because this pod's masquerade rules could match packets of the next pod with the same address.
 		err = b.releaseAddresses(r, object)
 	}
 	return err
 }
 
-// delSuccessor handles a container that the reference plugin attached again after Podlace's attachment: the record exists, but the recorded
-// link is gone. delSuccessor does nothing if prevResult contains the name of Podlace's link, because the reference plugin has then not
-// attached the container again.
+// delSuccessor handles a container that the reference plugin attached again after Podlace: the record exists, but its link is gone. It does
+// nothing if prevResult names Podlace's link, because then the reference plugin has not attached the container again.
 func delSuccessor(r *plugin.Request, host *kernel.Node) error {
 	key := attachment.KeyOf(r)
 	if r.Prev != nil && namedInPrevResult(r, key.HostVeth()) {
@@ -53,8 +50,7 @@ func asReference(key attachment.Key) reference.Bridge {
 	return reference.Bridge(reference.Unrecorded(key, "bridge"))
 }
 
-// deleteProven deletes the reference plugin's veth pair in the pod's namespace. If the namespace is unknown, deleteProven deletes the pair
-// on the node.
+// deleteProven deletes the reference plugin's veth pair in the pod's namespace, or on the node if the namespace is unknown.
 func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	if r.Netns == nil {
 		return deleteHostSide(r, host)
@@ -77,8 +73,7 @@ func deleteProven(r *plugin.Request, host *kernel.Node) error {
 	return err
 }
 
-// The names of host sides end with hexadecimal digits. Their number tells who made the link: Podlace (attachment.HostVeth) or the reference
-// plugin.
+// The number of hexadecimal digits in a host side's name tells who made it: Podlace (attachment.HostVeth) or the reference plugin.
 const (
 	ownDigits       = 11
 	referenceDigits = 8
@@ -89,17 +84,16 @@ func isVeth(name string, digits int) bool {
 	return ok && len(hash) == digits && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// isOtherAttachment reports whether a host side belongs to an attachment other than the attachment in the request `r`. The names of
-// Podlace's host sides contain a hash of the attachment's key, so the name identifies the attachment. The MAC in prevResult is no proof,
-// because the MAC is computed from the address. Another pod with the same address has the same MAC, for example a pod in another network.
+// isOtherAttachment reports whether the name of a host side, which contains a hash of the attachment's key, is that of another attachment
+// than r's. The MAC in prevResult is no proof: it is computed from the address, so a pod of another network with the same address has it
+// too.
 func isOtherAttachment(r *plugin.Request, name string) bool {
 	return isVeth(name, ownDigits) && name != attachment.KeyOf(r).HostVeth()
 }
 
-// provenPodSide reports whether the pod's interface belongs to this attachment. The interface belongs to the attachment if prevResult
-// contains the interface's name and MAC. Before cniVersion 0.4.0, runtimes pass no prevResult. Without prevResult, the name of the host
-// side must have the format of the reference plugin, and the host side must be on the configured bridge. The first result of provenPodSide
-// is the host side, if it exists.
+// provenPodSide reports whether the pod's interface belongs to this attachment, because prevResult contains its name and MAC. Runtimes pass
+// no prevResult before cniVersion 0.4.0; then the host side must be on the configured bridge and have a name of the reference plugin's
+// format. side is the host side, if it exists.
 func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side kernel.Link, ok bool, err error) {
 	side, ok, err = host.PeerOf(link, r.Netns)
 	if err != nil {
@@ -121,7 +115,7 @@ func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side
 	return side, ok && bridge.Kind == "bridge" && bridge.Name == NameIn(r.Config), err
 }
 
-// NameIn returns the name of the bridge in a configuration. Other parts of the configuration may be invalid.
+// NameIn returns the name of the bridge in a configuration, whose other parts may be invalid.
 func NameIn(config []byte) string {
 	conf := struct {
 		Bridge string `json:"bridge"`
@@ -132,9 +126,9 @@ func NameIn(config []byte) string {
 	return conf.Bridge
 }
 
-// deleteHostSide deletes the reference plugin's veth pair on the node, if the pod's namespace is unknown but may still exist. The pair is
-// deleted only if prevResult contains the name and MAC of the host side, and the bridge of the host side. Pods share the veth pair of a
-// VLAN's gateway. deleteHostSide never deletes the pair of a gateway, because the gateway's end is not a bridge port.
+// deleteHostSide deletes the reference plugin's veth pair on the node, if the pod's namespace is unknown but may still exist. prevResult
+// must contain the name and MAC of the host side, and its bridge. This spares the veth pair of a VLAN's gateway, which pods share, because
+// the gateway's end is not a bridge port.
 func deleteHostSide(r *plugin.Request, host *kernel.Node) error {
 	if r.Prev == nil {
 		return nil
@@ -171,8 +165,7 @@ func namedInPrevResult(r *plugin.Request, name string) bool {
 	return false
 }
 
-// masqueradedByReference reports whether the reference plugin's rules masquerade all addresses. masqueradedByReference returns false if the
-// attachment has a record.
+// masqueradedByReference reports whether the attachment has no record and the reference plugin's rules masquerade all addresses.
 func (j *job) masqueradedByReference(addresses []netip.Prefix) (bool, error) {
 	if attachment.Recorded(j.r) {
 		return false, nil

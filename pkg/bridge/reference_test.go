@@ -14,9 +14,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestDelLeavesAnothers (C-49, C-50, C-52) checks that DEL without a record never deletes a link of a live attachment. In
-// TestDelLeavesAnothers, prevResult contains the interface name and MAC of the live attachment. DEL is called with and without the
-// namespace, with the container ID of a deleted attachment, with an unknown container ID, and for another network.
+// TestDelLeavesAnothers (C-49, C-50, C-52): DEL without a record never deletes a link of a live attachment, although prevResult has that
+// one's interface name and MAC. It is called with and without the namespace, for a deleted and an unknown container, and for another
+// network.
 func TestDelLeavesAnothers(t *testing.T) {
 	l := newLab(t, "capabilities", object{"ips": true}, "runtimeConfig", object{"ips": []string{"10.60.0.50"}})
 	old := l.add("old")
@@ -49,9 +49,9 @@ func ifIndex(l lab, name string) (index int, err error) {
 	return index, err
 }
 
-// TestShortPoolSparesRenewed (F-44) checks a pod whose recorded namespace is gone. The reference plugin has attached the pod again in
-// another namespace. The pod's lease is newer than the record. If the address pool is exhausted, the ADD of another pod must not take this
-// newer lease. DEL of the pod must release this lease.
+// TestShortPoolSparesRenewed (F-44): the recorded namespace of a pod is gone, because the reference plugin attached it again in another
+// one, with a lease newer than the record. Another pod's ADD must not take this lease from an exhausted pool, and the pod's DEL must
+// release it.
 func TestShortPoolSparesRenewed(t *testing.T) {
 	l := newLab(t, "name", "renewed", "bridge", "btr0", "ipam", object{"type": "host-local", "subnet": "10.63.0.0/30"})
 	l.OK(l.Call("ADD", "pod"))
@@ -74,7 +74,7 @@ func TestShortPoolSparesRenewed(t *testing.T) {
 	other.add("next")
 }
 
-// attachAsReference attaches a container with one address, in the same way as the reference plugin, and returns the result.
+// attachAsReference attaches a container with one address as the reference plugin does, and returns the result.
 func (l lab) attachAsReference(id, address string) object {
 	l.Helper()
 	const veth = "veth0a1b2c3d"
@@ -117,8 +117,8 @@ func (l lab) attachAsReference(id, address string) object {
 		object{"name": veth, "mac": mac(l.T, veth)}, object{"name": "eth0", "mac": podMAC, "sandbox": l.Pod.Path}}}
 }
 
-// TestDelOfSuccessor (F-44) checks a container that Podlace attached first and the reference plugin attached again later. The reference
-// plugin does not know Podlace's record. One DEL removes both attachments, with or without a namespace and prevResult.
+// TestDelOfSuccessor (F-44): one DEL, with or without a namespace and prevResult, removes both attachments of a container that Podlace
+// attached first, and then the reference plugin, which does not know Podlace's record.
 func TestDelOfSuccessor(t *testing.T) {
 	for what, c := range map[string]struct{ gone, noResult bool }{
 		"namespace and result": {}, "namespace": {noResult: true}, "result": {gone: true}, "nothing": {gone: true, noResult: true},

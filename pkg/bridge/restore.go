@@ -18,9 +18,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Restore restores the state of all attachments on the node from their records, for example after a flush. Restore works in this order:
-// guards, which protect pods from each other; masquerade; the rules of VLAN gateways; forwarding; gateway addresses with their routes; port
-// flags. Restore does not change state that exists.
+// Restore brings back the state of all attachments on the node from their records, for example after a flush: guards first, which protect
+// pods from each other, then for each network masquerade, VLAN gateways' rules, forwarding, gateway addresses with their routes, and port
+// flags.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -36,9 +36,8 @@ func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error
 	return errors.Join(append(errs, forgetFlushed(host, vlanSchema()))...)
 }
 
-// restoreFlushed restores the rules of all networks if a base chain is missing or empty. On a node that never had rules, restoreFlushed
-// sends no query. On any other node, restoreFlushed sends one query for each table. Errors are only logged, because the current ADD is for
-// another pod.
+// restoreFlushed restores the rules of all networks if a base chain is missing or empty. It sends one query for each base chain, so none on
+// a node that never had rules. Errors are only logged, because the current ADD is for another pod.
 func (j *job) restoreFlushed() {
 	t, err := j.host.NFT.Open("")
 	if err != nil {
@@ -54,8 +53,8 @@ func (j *job) restoreFlushed() {
 	}
 }
 
-// baseChains returns the base chains that the node should have. If such a chain is missing, another program flushed the rules. The base
-// chains are the chain of the guards, the masquerade chain of each network, and a chain of the VLAN gateways.
+// baseChains returns the base chains that the node should have: those of the guards, of each network's masquerade, and of the VLAN
+// gateways. If one is missing, another program flushed the rules.
 func baseChains() (all []nft.Place) {
 	if isNoted(nft.GuardTable) {
 		all = append(all, nft.Place{Family: unix.NFPROTO_BRIDGE, Table: nft.GuardTable, Chain: guardChain})
@@ -72,8 +71,7 @@ func baseChains() (all []nft.Place) {
 	return all
 }
 
-// isNoted reports whether a note file says that the node should have a table. After a flush, only this file or the records of all pods can
-// say it.
+// isNoted reports whether a note file says that the node should have a table. After a flush, only it or the records of all pods can tell.
 func isNoted(table string) bool {
 	_, noted := attachment.ReadNote(attachment.OfNode, table)
 	return noted
@@ -86,8 +84,7 @@ func noteTable(table string) error {
 	return attachment.WriteNote(attachment.OfNode, table, "")
 }
 
-// forgetFlushed removes the note file of a table that no pod needs, if the table is missing. An ADD may create the table at the same time.
-// forgetFlushed therefore looks for the table again.
+// forgetFlushed removes the note file of a table that is missing, which it checks again because of concurrent ADDs, and that no pod needs.
 func forgetFlushed(host *kernel.Node, s nft.Schema) error {
 	if !isNoted(s.Table) {
 		return nil
@@ -105,7 +102,7 @@ func forgetFlushed(host *kernel.Node, s nft.Schema) error {
 }
 
 func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker, network string) error {
-	// an attachment.Key that contains only a network selects the lock of the network
+	// a key with only a network selects the lock of the network
 	att, err := locks.Key(attachment.Key{Network: network})
 	if err != nil {
 		return locks.Tolerate(err)
@@ -121,13 +118,13 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	return errors.Join(errs...)
 }
 
-// finished() returns the list without the pods of unfinished ADDs, because an unfinished ADD may not have written all rules yet.
+// finished returns the pods without those of unfinished ADDs, which may not have written all their rules yet.
 func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// Intact reports whether the kernel has the state that the pods of all networks share. Intact checks all networks, because a runtime may
-// call STATUS for only one network. Intact reads only one record of each network. State that cannot be read is treated as intact.
+// Intact reports whether the kernel has the state that pods share, in all networks, because a runtime may call STATUS for only one. It
+// reads one record of each network. State that cannot be read counts as intact.
 func Intact(host *kernel.Node) bool {
 	needGuards := isNoted(nft.GuardTable)
 	networks, _ := attachment.Networks()
@@ -155,8 +152,8 @@ func Intact(host *kernel.Node) bool {
 	return ok || err != nil
 }
 
-// oldestPod returns the record of a network's oldest pod. If the oldest pod's rules are missing, a flush has happened since this pod was
-// attached. A younger pod may have been attached after the flush, so its rules may exist.
+// oldestPod returns the record of a network's oldest pod. Only this pod surely lacks rules after a flush, because a younger one may have
+// been attached afterwards.
 func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	for rec := range attachment.OldestIn(network, "bridge") {
 		if st, err := attachment.StateOf[state](rec); err == nil && !st.Unfinished {
@@ -166,7 +163,7 @@ func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	return key, st, false
 }
 
-// lacksRules reports whether the kernel lacks any rule of a pod, or any route or address through which the node reaches the pod.
+// lacksRules reports whether the kernel lacks a rule of the pod, or a route or address through which the node reaches it.
 func (st state) lacksRules(host *kernel.Node, key attachment.Key) bool {
 	if _, lost, _ := st.missingGatewayRules(host); lost {
 		return true

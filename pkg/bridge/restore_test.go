@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// plainLab returns a lab for a pod in another network on the same node. This other network needs no nftables or iptables rules.
+// plainLab returns a lab for a pod of another network on the same node, which needs no nftables or iptables rules.
 func (l lab) plainLab(name, bridge string) lab {
 	l.Helper()
 	next := l.other()
@@ -20,8 +20,7 @@ func (l lab) plainLab(name, bridge string) lab {
 	return next
 }
 
-// TestPlainVerbsRestore (F-21) checks ADD and STATUS after a flush. ADD and STATUS restore the rules of all networks on the node from the
-// records. ADD and STATUS do so even if their own network needs no rules.
+// TestPlainVerbsRestore (F-21): after a flush, ADD and STATUS restore the rules of all networks, even if their own network needs none.
 func TestPlainVerbsRestore(t *testing.T) {
 	kerneltest.Slow(t)
 	flush := func(tables ...string) []string {
@@ -74,8 +73,7 @@ func TestPlainVerbsRestore(t *testing.T) {
 	}
 }
 
-// TestPlainNode checks a node whose pods need no rules. ADD creates no table and no note file, and removes the note files of flushed tables
-// that no pod needs any more.
+// TestPlainNode: on a node whose pods need no rules, ADD creates no table or note file, and removes the note files of flushed tables.
 func TestPlainNode(t *testing.T) {
 	l := bareLab(t, "name", "needy", "bridge", "btpn", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btpn", netlink.LinkDel) })
@@ -95,8 +93,7 @@ func TestPlainNode(t *testing.T) {
 	}
 }
 
-// TestPortJoinedAgain checks the port of a guarded pod after another program removed it from the bridge and added it again. The kernel
-// resets the port's flags when the port leaves the bridge. GC must restore the port's flags.
+// TestPortJoinedAgain: GC restores the flags of a guarded port, which the kernel resets when a port leaves the bridge.
 func TestPortJoinedAgain(t *testing.T) {
 	l := bareLab(t, "name", "rejoined", "bridge", "btre", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btre", netlink.LinkDel) })
@@ -107,7 +104,7 @@ func TestPortJoinedAgain(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestReservedRestored checks a port whose group_fwd_mask another program reset. STATUS and GC set it again.
+// TestReservedRestored: STATUS and GC set group_fwd_mask of a port again that another program reset.
 func TestReservedRestored(t *testing.T) {
 	l := bareLab(t, "name", "older", "bridge", "btold", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btold", netlink.LinkDel) })

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/reference"
 )
 
-// Recorded is the part of an attachment's record that node-wide commands use.
+// Recorded is the part of a record that node-wide commands use.
 type Recorded struct {
 	Addresses []netip.Prefix // with the prefix length of their subnet
 	DataDir   string         // data directory of the IPAM plugin; "" for its default
@@ -36,10 +36,9 @@ func FromRecord(rec attachment.Record) (Recorded, error) {
 
 var errNoConfiguration = errors.New("no configuration of this network names the plugin bridge")
 
-// ToReference returns the steps that replace an attachment's rules by rules in the reference plugin's format. The reference plugin's DEL
-// can remove rules in this format. The argument `addresses` contains all addresses of the container in the network, because the reference
-// plugin uses one iptables chain for all these addresses. ToReference does not remove Podlace's own nftables rules, because the rollback
-// removes them together with their tables.
+// ToReference returns the steps that replace an attachment's rules by ones that the reference plugin's DEL can remove. addresses are all
+// addresses of the container in the network, because the reference plugin has one iptables chain for them. Podlace's own nftables rules
+// stay, because the rollback removes them with their tables.
 func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	st, err := attachment.StateOf[state](rec)
 	if err != nil {
@@ -69,8 +68,8 @@ func resetPort(name string) error {
 	return host.ResetReserved(port)
 }
 
-// referenceGuard returns the steps that write the reference plugin's MAC check, if the configuration has macspoofchk. The reference plugin
-// does not check the IP addresses of packets, so the rollback ends the protection against forged IP addresses.
+// referenceGuard returns the steps that write the reference plugin's MAC check, if the configuration has macspoofchk. That plugin does not
+// check IP addresses, so the rollback ends the protection against forged ones.
 func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
 	if guard == nil {
 		return nil, nil
@@ -122,9 +121,8 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 	return steps, nil
 }
 
-// referenceMasquerade returns the configured masquerade with the backend that the reference plugin chooses. The reference plugin has no
-// configuration keys for families and exceptions. Podlace still writes the rules for the configured address families and exceptions, in a
-// format that the reference plugin's DEL can remove.
+// referenceMasquerade returns the configured masquerade with the backend that the reference plugin would choose. It keeps address families
+// and exceptions, for which that plugin has no keys, in a format that its DEL can remove.
 func referenceMasquerade(conf json.RawMessage) (Masquerade, error) {
 	if conf == nil {
 		return Masquerade{}, errNoConfiguration

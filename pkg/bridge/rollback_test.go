@@ -21,8 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// toReference runs the steps of ToReference for an attachment with the current configuration. The result contains the description of each
-// step.
+// toReference runs the steps of ToReference with the current configuration, and returns their descriptions.
 func (l lab) toReference(id, ifname string) (texts []string) {
 	l.Helper()
 	all, unreadable, err := attachment.Attachments(l.network())
@@ -70,7 +69,6 @@ func (l lab) toReference(id, ifname string) (texts []string) {
 	return texts
 }
 
-// nftRules returns the nftables rules in the given table, one text for each rule.
 func nftRules(t *testing.T, in string) (lines []string) {
 	t.Helper()
 	s, err := snapshot.Take(snapshot.Options{})
@@ -85,7 +83,7 @@ func nftRules(t *testing.T, in string) (lines []string) {
 	return lines
 }
 
-// TestCheckOfTheReference (F-44) checks that CHECK accepts an attachment without a record if the reference plugin's rules masquerade it.
+// TestCheckOfTheReference (F-44): CHECK accepts an attachment without a record if the reference plugin's rules masquerade it.
 func TestCheckOfTheReference(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables")
 	a := l.add("a")
@@ -109,8 +107,7 @@ func TestCheckOfTheReference(t *testing.T) {
 	l.add("b") // this ADD rewrites the sets
 }
 
-// TestToReferenceWithExceptions checks that configured address families and exceptions also work in rules that have the format of the
-// reference plugin.
+// TestToReferenceWithExceptions: configured address families and exceptions also work in rules of the reference plugin's format.
 func TestToReferenceWithExceptions(t *testing.T) {
 	l := newLab(t, "ipMasqBackend", "nftables", "ipMasq", object{"v6": false, "nonMasqueradeCIDRs": []any{"192.0.2.0/25"}})
 	l.add("a")
@@ -124,8 +121,7 @@ func TestToReferenceWithExceptions(t *testing.T) {
 	}
 }
 
-// TestToReferenceOfAnotherInterface checks ToReference for an interface other than eth0. The reference plugin derives the name of its
-// iptables chain only from the network and the container ID.
+// TestToReferenceOfAnotherInterface: the reference plugin's chain name depends on network and container ID, not on the interface.
 func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -141,7 +137,7 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	if rules := nftRules(t, "ip nat "+theirs); len(rules) != 2 {
 		t.Errorf("rules of %s: %q", theirs, rules)
 	}
-	// DEL of net1 without a record removes the iptables chain of the container, unless the container's eth0 still uses this chain.
+	// Without a record, DEL of net1 removes the container's chain, unless eth0 still uses it.
 	forget := l.add("a")
 	for _, left := range []int{2, 0} {
 		if err := asReference(attachment.Key{Network: "net", ContainerID: "a", IfName: "net1"}).Remove(); err != nil {
@@ -156,8 +152,7 @@ func TestToReferenceOfAnotherInterface(t *testing.T) {
 	}
 }
 
-// TestIPTablesMasqueradeOfTheReference compares Podlace's iptables rules with the rules that the reference plugin's own function writes.
-// The two sets of rules must be equal, because a rollback keeps Podlace's rules.
+// TestIPTablesMasqueradeOfTheReference: the iptables rules, which a rollback keeps, equal those of the reference plugin's own function.
 func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")

@@ -31,7 +31,7 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// A lab is the test environment of a node with one pod and one configured network.
+// lab is a node with one pod and one configured network.
 type lab struct {
 	kerneltest.Lab
 }
@@ -52,7 +52,7 @@ func bareLab(t *testing.T, keys ...any) lab {
 			"bridge": "bt0", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": dualStack()}.With(keys...)}}
 }
 
-// newLab adds and deletes a first pod, so that the network exists. The leak check at the end therefore sees only leaks of later pods.
+// newLab adds and deletes a first pod, so that the network exists and the leak check at the end sees only later pods.
 func newLab(t *testing.T, keys ...any) lab {
 	t.Helper()
 	l := bareLab(t, keys...)
@@ -63,14 +63,14 @@ func newLab(t *testing.T, keys ...any) lab {
 	return l
 }
 
-// other() returns a lab for another pod on the same node.
+// other returns a lab for another pod on the same node.
 func (l lab) other() lab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
 	return l
 }
 
-// The type `attached` contains a pod together with the result of its ADD.
+// attached is a pod with the result of its ADD.
 type attached struct {
 	lab
 	id     string
@@ -78,7 +78,7 @@ type attached struct {
 	result types100.Result
 }
 
-// add() attaches the pod. When the test ends, DEL detaches the pod.
+// add attaches the pod until the test ends.
 func (l lab) add(id string, keys ...any) attached {
 	l.Helper()
 	a := attached{lab: l, id: id, prev: l.OK(l.Call("ADD", id, keys...)).Stdout}
@@ -94,7 +94,6 @@ func (a attached) check(keys ...any) outcome {
 	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
-// loseRecord deletes the attachment's record.
 func (a attached) loseRecord() {
 	a.Helper()
 	if err := os.Remove(filepath.Join(store.Root, a.network(), "bridge-"+key(a.network(), a.id).Hash())); err != nil {
@@ -104,7 +103,7 @@ func (a attached) loseRecord() {
 
 func (l lab) network() string { return l.Conf["name"].(string) }
 
-// age() sets old modification times on all records and leases, so that GC may collect them.
+// age makes all records and leases so old that GC may collect them.
 func (l lab) age() {
 	l.Helper()
 	if err := kerneltest.Age(kerneltest.StateDirs()...); err != nil {
@@ -112,10 +111,9 @@ func (l lab) age() {
 	}
 }
 
-// hostVeth returns the name of the host side.
 func (a attached) hostVeth() string { return a.result.Interfaces[1].Name }
 
-// onHost calls the function `change` for the link with the given name on the node. inPod does the same for a link in the pod.
+// onHost calls change for a link on the node, inPod for one in the pod.
 func onHost(name string, change func(netlink.Link) error) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -128,7 +126,6 @@ func (l lab) inPod(name string, change func(netlink.Link) error) error {
 	return l.Pod.Do(func() error { return onHost(name, change) })
 }
 
-// run() runs a shell command on the node and returns its output.
 func (l lab) run(command string) string {
 	l.Helper()
 	out, err := exec.Command("sh", "-c", command).CombinedOutput()

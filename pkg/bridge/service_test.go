@@ -18,8 +18,7 @@ import (
 
 const serviceIP = "10.96.0.10"
 
-// The variable services contains the rules that kube-proxy writes for a Service with one backend, for each mode of kube-proxy. The text %s
-// in the rules stands for the backend's address.
+// services are the rules of each mode of kube-proxy for a Service with one backend, whose address replaces %s.
 var services = map[string]struct{ program, rules string }{
 	"iptables": {"iptables-restore", `*nat
 :KUBE-SERVICES - [0:0]
@@ -45,8 +44,7 @@ COMMIT
 `},
 }
 
-// TestServiceOnSameBridge checks that a pod reaches a Service whose backend is on the pod's own bridge, for both values of
-// bridge-nf-call-iptables.
+// TestServiceOnSameBridge: a pod reaches a Service with a backend on its own bridge, for both values of bridge-nf-call-iptables.
 func TestServiceOnSameBridge(t *testing.T) {
 	const sysctl = "bridge/bridge-nf-call-iptables"
 	h, err := kernel.Host()
@@ -96,7 +94,7 @@ func reachService(t *testing.T, program, rules string) {
 	}
 }
 
-// serve() starts a server in the pod that answers every connection with the pod's name.
+// serve starts a server in the pod that answers every connection with the pod's name.
 func (a attached) serve(network, address string) {
 	a.Helper()
 	var listener net.Listener
@@ -116,7 +114,6 @@ func (a attached) serve(network, address string) {
 	}()
 }
 
-// fetchAnswer connects to a server and returns its answer.
 func (a attached) fetchAnswer(address string) (answer string, err error) {
 	err = a.Pod.Do(func() error {
 		conn, err := net.DialTimeout("tcp", address, 3*time.Second)

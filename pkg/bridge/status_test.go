@@ -19,9 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStatusRestores (F-21) checks CHECK, STATUS and GC after another program flushed the rules. CHECK fails and changes nothing. STATUS
-// and GC restore masquerade, guards and the rules of VLAN gateways from the records, and log that they restored rules. STATUS and GC do not
-// wait for locks that other processes hold.
+// TestStatusRestores (F-21): after a flush, CHECK fails and changes nothing, whereas STATUS and GC restore masquerade, guards and the rules
+// of VLAN gateways from the records, and log this. They do not wait for locks that other processes hold.
 func TestStatusRestores(t *testing.T) {
 	kerneltest.Slow(t)
 	tables := func(names ...string) []string {
@@ -66,7 +65,7 @@ func testStatusRestores(t *testing.T, what string, keys []any, flushes []string)
 	}
 }
 
-// mustBeRestoredBy runs a shell command that flushes rules, and checks that the given CNI operation restores the rules.
+// mustBeRestoredBy expects a CNI operation to restore the rules that a shell command flushes.
 func (a attached) mustBeRestoredBy(verb, flush string, keys ...any) {
 	a.Helper()
 	if out, err := exec.Command("sh", "-c", flush).CombinedOutput(); err != nil {
@@ -86,8 +85,8 @@ func (a attached) mustBeRestoredBy(verb, flush string, keys ...any) {
 	}
 }
 
-// TestStatusNeverWaits (C-72) checks STATUS while other processes hold the locks: it succeeds, restores nothing and logs nothing. Once the
-// locks are released, the next STATUS restores the rules.
+// TestStatusNeverWaits (C-72): while others hold the locks, STATUS succeeds, but restores and logs nothing. The next one restores the
+// rules.
 func TestStatusNeverWaits(t *testing.T) {
 	l := bareLab(t, "name", "busy", "bridge", "btsb", "ipam", hostLocal("10.74.0.0/24"), "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btsb", netlink.LinkDel) })
@@ -114,8 +113,7 @@ func TestStatusNeverWaits(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusNeverWaitsForIPTables checks that STATUS does not wait while another process holds the iptables lock. Once the lock is
-// released, the next STATUS restores the rules.
+// TestStatusNeverWaitsForIPTables: STATUS does not wait for the iptables lock. The next one after its release restores the rules.
 func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	if !iptables.Installed(true) {
 		t.Skip("SKIPPED: iptables is not installed")
@@ -141,9 +139,8 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 	l.OK(a.check())
 }
 
-// TestStatusAfterYoungerPods checks STATUS after a flush of iptables. Pods that were attached after the flush still have their rules.
-// STATUS must find the missing rules of older pods. The test includes rules that are missing in only one address family, and a pod whose
-// ADD was killed.
+// TestStatusAfterYoungerPods: after a flush of iptables, STATUS finds the missing rules of older pods, although pods that were attached
+// later have theirs. This includes rules of only one address family, and a pod whose ADD was killed.
 func TestStatusAfterYoungerPods(t *testing.T) {
 	kerneltest.Slow(t)
 	if !iptables.Installed(true) || !iptables.Installed(false) {
@@ -165,7 +162,7 @@ func TestStatusAfterYoungerPods(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutPods (F-21) checks that STATUS, GC and Restore create no nftables table if the node has no pods.
+// TestStatusWithoutPods (F-21): STATUS, GC and Restore create no nftables table on a node without pods.
 func TestStatusWithoutPods(t *testing.T) {
 	l := bareLab(t, "antiSpoof", true)
 	if err := kerneltest.FlushNFT(); err != nil {

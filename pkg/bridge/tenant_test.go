@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// forge() replaces the pod's eth0 with one end of a new veth pair inside the pod. The new pair has the ifindexes of the victim's pair. The
-// new eth0 gets the MAC, addresses and routes from the pod's ADD result.
+// forge replaces the pod's eth0 by one end of a new veth pair inside the pod, which has the ifindexes of the victim's pair. The new eth0
+// gets the MAC, addresses and routes of the pod's ADD result.
 func (a attached) forge(victim attached) error {
 	host, err := netlink.LinkByName(victim.hostVeth())
 	if err != nil {
@@ -51,8 +51,8 @@ func (a attached) forge(victim attached) error {
 	})
 }
 
-// TestForgedPeer (C-50, C-61) checks a tenant that gives its interface the ifindexes of another pod's pair. CHECK of the tenant's pod must
-// report that the host side is missing. DEL of the tenant's pod, with and without a record, does not change the other pod.
+// TestForgedPeer (C-50, C-61): if a tenant's interface has the ifindexes of another pod's pair, CHECK reports that the host side is
+// missing, and DEL, with and without a record, leaves the other pod alone.
 func TestForgedPeer(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t)
@@ -68,8 +68,8 @@ func TestForgedPeer(t *testing.T) {
 	l.OK(victim.check())
 }
 
-// TestLostRecordAfterFlush checks that CHECK fails for a guarded pod after the pod's record and rules were lost. No CNI operation can
-// restore the protection without the record. The port's flags still show that the pod was guarded.
+// TestLostRecordAfterFlush: CHECK fails for a pod whose record and rules were lost, if its port's flags show that it was guarded. No CNI
+// operation can restore the protection without the record.
 func TestLostRecordAfterFlush(t *testing.T) {
 	l := bareLab(t, "name", "both", "bridge", "btlost", "antiSpoof", true)
 	t.Cleanup(func() { _ = onHost("btlost", netlink.LinkDel) })

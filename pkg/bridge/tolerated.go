@@ -11,9 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// tolerate() logs a difference from the wanted state. With strictCheck, tolerate() returns the difference as an error instead. CHECK
-// tolerates differences that a tenant may have caused in its own pod, that an admin may want, or that no CNI operation restores. A failed
-// CHECK may make the runtime recreate the pod. At its start, CRI-O recreates the pods whose CHECK fails.
+// tolerate logs a difference from the wanted state, or returns it with strictCheck. CHECK tolerates what a tenant may have caused in its
+// own pod, an admin may want, or no CNI operation restores, because a failed CHECK may make the runtime recreate the pod, as CRI-O does at
+// its start.
 func (j *job) tolerate(err error) error {
 	if j.cfg.StrictCheck || !plugin.IsDifferent(err) {
 		return err
@@ -22,8 +22,7 @@ func (j *job) tolerate(err error) error {
 	return nil
 }
 
-// checkTolerated compares the settings whose changes CHECK tolerates by default. With strictCheck, such a change is an error.
-// checkTolerated compares settings of the pod and of the bridge, and checks whether the attachment has a record.
+// checkTolerated compares the settings of pod and bridge whose changes are errors only with strictCheck, and looks for the record.
 func (j *job) checkTolerated(w wiring, l layer3) error {
 	var errs []error
 	ours := w.host.Name == j.att.HostVeth() // a pod that the reference plugin attached has other names and settings
@@ -51,8 +50,7 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 	return errors.Join(errs...)
 }
 
-// compareOnLink returns an error if the pod lacks an on-link route to one of its gateways. The kernel adds these routes together with the
-// pod's addresses.
+// compareOnLink returns an error if the pod lacks an on-link route to one of its gateways, which the kernel adds with the pod's addresses.
 func (j *job) compareOnLink(pod kernel.Link, l layer3) error {
 	for i, ip := range l.IPs {
 		gw, ok := netip.AddrFromSlice(ip.Gateway)

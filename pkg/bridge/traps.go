@@ -15,14 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Findings returns a list of valid but misleading settings. A setting is misleading if it has no effect, or if its name suggests another
-// effect. The argument `pods` contains the subnets of the pods' addresses. The argument `node` contains the subnets behind the node's
-// links. Findings does no I/O.
+// Findings returns settings that are valid but misleading, because they have no effect or another one than their name suggests. pods are
+// the subnets of the pods' addresses, node those behind the node's links. It does no I/O.
 func Findings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), unloggedFindings(config, pods, node)...)
 }
 
-// unloggedFindings returns the misleading settings, except those for which another part of ADD already logs a warning.
+// unloggedFindings returns the findings without those that another part of ADD logs.
 func unloggedFindings(config []byte, pods []netip.Prefix, node []kernel.Subnet) []plugin.Finding {
 	found := plugin.Capabilities(config, "", "")
 	var raw rawConfig
@@ -59,10 +58,9 @@ func unloggedFindings(config []byte, pods []netip.Prefix, node []kernel.Subnet) 
 	return append(found, overlaps(pods, others)...)
 }
 
-// overlaps() returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router is no
-// conflict, because the route to the node's own pods is more specific. For example, the larger subnet may contain the pods of all nodes.
-// The first address of the pods' subnet may belong to the tunnel between nodes. An overlap with the first address is no conflict, because
-// no pod gets this address.
+// overlaps returns a finding for each pod subnet that overlaps a subnet behind another link. A larger subnet behind a router, such as that
+// of all nodes' pods, is no conflict, because the route to the node's own pods is more specific. Nor is the first address, which no pod
+// gets: the tunnel between nodes may have it.
 func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Finding) {
 	for _, pod := range pods {
 		for _, other := range others {
@@ -78,8 +76,8 @@ func overlaps(pods []netip.Prefix, others []kernel.Subnet) (found []plugin.Findi
 	return found
 }
 
-// logFindings logs the findings once for each new bridge, and once for each new subnet on a bridge. Without IPAM, the bridge may belong to
-// another program, so logFindings never treats the bridge as new. Without IPAM, a note file prevents repeated logs.
+// logFindings logs the findings once for each new bridge and each new subnet on a bridge. Without IPAM the bridge never counts as new,
+// because it may be another program's; a note file then prevents repeated logs.
 func (j *job) logFindings(l layer3) {
 	if j.cfg.IPAM == "" {
 		attachment.LogOnce(j.r, unloggedFindings(j.r.Config, nil, nil))

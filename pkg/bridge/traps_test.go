@@ -17,7 +17,7 @@ import (
 
 const trapped = "does not have the effect that it suggests"
 
-// runOnNode runs a shell script in the node's namespace. When the test ends, runOnNode runs a second script, which undoes the changes.
+// runOnNode runs a shell script on the node, and a second one when the test ends.
 func (l lab) runOnNode(script, undo string) {
 	l.Helper()
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -34,8 +34,7 @@ func (l lab) withoutBridge() {
 	l.Cleanup(func() { _ = onHost(l.Conf["bridge"].(string), netlink.LinkDel) })
 }
 
-// TestClashOfSubnetsIsLogged checks that ADD warns if another link of the node has the pods' subnet. ADD warns only when the subnet is new
-// to the bridge.
+// TestClashOfSubnetsIsLogged: ADD warns if another link of the node has the pods' subnet, but only when the subnet is new to the bridge.
 func TestClashOfSubnetsIsLogged(t *testing.T) {
 	kerneltest.Slow(t)
 	for name, c := range map[string]struct {
@@ -81,8 +80,7 @@ func TestClashOfSubnetsIsLogged(t *testing.T) {
 	}
 }
 
-// TestClashOfNewSubnetIsLogged checks that ADD warns if the subnet of an existing bridge is changed to a subnet that another link of the
-// node already has.
+// TestClashOfNewSubnetIsLogged: ADD warns if the subnet of an existing bridge changes to one that another link of the node has.
 func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	l := bareLab(t, "name", "traps", "bridge", "bttrap", "ipam", hostLocal("10.162.0.0/16"))
 	l.withoutBridge()
@@ -96,8 +94,7 @@ func TestClashOfNewSubnetIsLogged(t *testing.T) {
 	}
 }
 
-// TestKeysWithoutEffectAreLogged checks the log of the ADD which creates the bridge. The log must contain the key of each setting without
-// effect.
+// TestKeysWithoutEffectAreLogged: the ADD that creates the bridge logs the key of each setting without effect.
 func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys []any
@@ -128,8 +125,7 @@ func TestKeysWithoutEffectAreLogged(t *testing.T) {
 	}
 }
 
-// TestFindingsOfConfiguration checks the findings that Findings returns for a configuration file. If the configuration names no bridge, the
-// default bridge is cni0.
+// TestFindingsOfConfiguration calls Findings for configuration files. The default bridge is cni0.
 func TestFindingsOfConfiguration(t *testing.T) {
 	pods := []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")}
 	node := []kernel.Subnet{{Prefix: pods[0], Link: "cni0"}, {Prefix: netip.MustParsePrefix("10.7.9.0/24"), Link: "cni0.8"},
@@ -155,7 +151,7 @@ func TestFindingsOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestForeignBridgeWithoutIPAM checks that ADD changes nothing on another program's bridge. The log must contain each finding only once.
+// TestForeignBridgeWithoutIPAM: ADD changes nothing on another program's bridge, and logs each finding only once.
 func TestForeignBridgeWithoutIPAM(t *testing.T) {
 	l := bareLab(t, "name", "foreign", "bridge", "bttrap", "ipam", nil)
 	t.Cleanup(func() { _ = attachment.RemoveNote(attachment.OfNode, "logged-found-bridge-foreign") })

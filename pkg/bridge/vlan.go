@@ -15,7 +15,7 @@ import (
 // nativeVLAN is the VLAN for untagged frames if a trunk has no key "vlan".
 const nativeVLAN = 1
 
-// VLANs describes the VLANs of a pod's port.
+// VLANs are the VLANs of a pod's port.
 type VLANs struct {
 	ID          uint16   `json:"id,omitempty"`          // the untagged VLAN, or 0
 	Trunk       []uint16 `json:"trunk,omitempty"`       // the tagged VLANs
@@ -67,7 +67,7 @@ func parseVLANs(c *Config, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// ranges() returns the ranges of VLAN IDs in one entry of vlanTrunk. Each range is a pair: the first ID and the last ID.
+// ranges returns the ranges of VLAN IDs in one entry of vlanTrunk, as pairs of first and last ID.
 func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 	for _, id := range []*int{t.ID, t.MinID, t.MaxID} {
 		if id != nil && (*id < 1 || *id > 4094) {
@@ -88,7 +88,7 @@ func (t vlanRange) ranges(at int) (out [][2]int, err error) {
 
 func (v VLANs) used() bool { return v.ID != 0 || len(v.Trunk) > 0 }
 
-// onPort returns the VLANs that a pod's port needs. The argument of onPort is the default VLAN of the bridge.
+// onPort returns the VLANs that a pod's port needs on a bridge with this default VLAN.
 func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	native := v.ID
 	if native == 0 {
@@ -105,8 +105,7 @@ func (v VLANs) onPort(byDefault uint16) kernel.VLANs {
 	return slices.SortedFunc(maps.Values(byID), func(a, b kernel.VLAN) int { return int(a.ID) - int(b.ID) })
 }
 
-// supported() returns an error if the kernel lacks VLAN filtering. A kernel without VLAN filtering would accept the settings but not
-// separate the VLANs.
+// supported returns an error if the kernel lacks VLAN filtering, because it would accept the settings without separating the VLANs.
 func (v VLANs) supported(host *kernel.Node) error {
 	if !v.used() {
 		return nil
@@ -118,8 +117,8 @@ func (v VLANs) supported(host *kernel.Node) error {
 	return err
 }
 
-// ensureFiltering enables VLAN filtering on the bridge if the pod uses VLANs. ensureFiltering returns an error for a bridge that already
-// has ports, because filtering would drop the tagged frames of these ports.
+// ensureFiltering enables VLAN filtering on the bridge if the pod uses VLANs. It returns an error if the bridge has ports, because
+// filtering would drop their tagged frames.
 func (j *job) ensureFiltering(bridge *kernel.Link) error {
 	if !j.cfg.VLANs.used() || bridge.FiltersVLANs {
 		return nil
@@ -132,7 +131,7 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 		bridge.FiltersVLANs = true
 		return j.host.SetVLANFiltering(*bridge)
 	}
-	// Another ADD may have enabled filtering and added a port since the caller read the bridge.
+	// Another ADD may have enabled filtering and added a port meanwhile.
 	again, _, err := j.host.LinkByIndex(bridge.Index)
 	if err != nil {
 		return err
@@ -145,7 +144,7 @@ func (j *job) ensureFiltering(bridge *kernel.Link) error {
 			"tagged frames", j.cfg.Bridge, ports[0])
 }
 
-// setVLANs sets the VLANs of a pod's port while the port is still down. At this time, the port is only in the bridge's default VLAN.
+// setVLANs sets the VLANs of a pod's port while it is down and only in the bridge's default VLAN.
 func setVLANs(host *kernel.Node, bridge, port kernel.Link, v VLANs) error {
 	var has kernel.VLANs
 	if id := bridge.DefaultVLAN; id != 0 {
@@ -171,8 +170,8 @@ func (j *job) checkVLANs(w wiring) error {
 	return nil
 }
 
-// checkDefaultVLAN fails if a pod without VLANs is on a bridge with VLAN filtering, and the bridge drops the pod's frames. A bridge without
-// a default VLAN is ignored, because another program assigns VLANs to the ports of that bridge.
+// checkDefaultVLAN fails if the VLAN filtering of the bridge drops the frames of a pod without VLANs. It ignores a bridge without a default
+// VLAN, because another program assigns the VLANs of its ports.
 func (j *job) checkDefaultVLAN(w wiring) error {
 	if !w.bridge.FiltersVLANs || w.bridge.DefaultVLAN == 0 {
 		return nil

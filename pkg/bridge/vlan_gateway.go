@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gatewayName returns the name of the link that gets the gateway addresses: the bridge, or the gateway link of a VLAN.
+// gatewayName returns the name of the link with the gateway addresses: the bridge, or the gateway link of a VLAN.
 func (c Config) gatewayName() string {
 	if c.VLANs.ID == 0 || !c.Gateway || c.IPAM == "" {
 		return c.Bridge
@@ -21,13 +21,12 @@ func (c Config) gatewayName() string {
 	return vlanGateway(c.Bridge, c.VLANs.ID)
 }
 
-// vlanGateway returns the name of a VLAN's gateway link, which gets the gateway addresses of the VLAN.
+// vlanGateway returns the name of a VLAN's gateway link.
 func vlanGateway(bridge string, vlan uint16) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
 
-// ensureGatewayLink returns the link for the gateway addresses, and creates it if necessary. Without a VLAN, this link is the bridge
-// itself. For a VLAN, the link is one end of a veth pair. The other end of the veth pair is a bridge port in that VLAN. All pods of the
-// VLAN share this veth pair, so no DEL deletes it. ADDs may run concurrently, so each ADD creates and configures only what is still
-// missing.
+// ensureGatewayLink returns the link for the gateway addresses, which it creates if necessary. Without a VLAN it is the bridge; otherwise
+// it is one end of a veth pair, whose other end is a bridge port in that VLAN. All pods of the VLAN share the pair, so no DEL deletes it.
+// ADDs may run concurrently, so each one creates and configures only what is missing.
 func (j *job) ensureGatewayLink(bridge kernel.Link, name string, v VLANs) (kernel.Link, error) {
 	if name == bridge.Name {
 		return bridge, nil
@@ -67,8 +66,7 @@ func rulesOf(bridge string, link kernel.Link) VLANGateway {
 	return VLANGateway{Bridge: bridge, Link: link.Name, MAC: link.MAC}
 }
 
-// gatewayLink returns the name of the link with the gateway addresses of the pod's VLAN. gatewayLink returns "" if the pod has no VLAN
-// gateway.
+// gatewayLink returns the name of the gateway link of the pod's VLAN, or "" if it has none.
 func (st state) gatewayLink() string {
 	if st.VLANs.ID == 0 || len(st.Gateways) == 0 {
 		return ""
@@ -76,8 +74,7 @@ func (st state) gatewayLink() string {
 	return vlanGateway(st.Bridge, st.VLANs.ID)
 }
 
-// missingGatewayRules returns the rules of the pod's VLAN gateway. The second result is true if the kernel lacks the rules although the
-// gateway link exists.
+// missingGatewayRules returns the rules of the pod's VLAN gateway. lost is true if the kernel lacks them although the gateway link exists.
 func (st state) missingGatewayRules(host *kernel.Node) (rules VLANGateway, lost bool, err error) {
 	name := st.gatewayLink()
 	if name == "" {
@@ -117,7 +114,7 @@ func restoreVLANGateways(host *kernel.Node, log *slog.Logger, pods []attachment.
 	return errors.Join(errs...)
 }
 
-// portOf returns the other end of a veth pair if that end is on the node.
+// portOf returns the other end of a veth pair if it is on the node.
 func (j *job) portOf(link kernel.Link) (port kernel.Link, ok bool, err error) {
 	if link.Kind != "veth" {
 		return port, false, nil
@@ -157,9 +154,8 @@ func (v VLANs) onGateway() kernel.VLANs {
 	return kernel.VLANs{{ID: v.ID, PVID: true, Untagged: true}}
 }
 
-// ofGateway returns those VLANs of the gateway's port that CHECK and ADD compare with the wanted VLANs. The reference plugin also leaves
-// this port in the bridge's default VLAN. The additional default VLAN has no effect. With preserveDefaultVlan, ofGateway therefore ignores
-// the default VLAN.
+// ofGateway returns the VLANs of the gateway's port that CHECK and ADD compare. With preserveDefaultVlan it leaves out the bridge's default
+// VLAN, which the reference plugin keeps on this port without any effect.
 func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	if v.KeepDefault && bridge.DefaultVLAN != v.ID {
 		return has.Without(bridge.DefaultVLAN)
@@ -167,7 +163,7 @@ func (v VLANs) ofGateway(bridge kernel.Link, has kernel.VLANs) kernel.VLANs {
 	return has
 }
 
-// observeGatewayLink returns the gateway link, or an error with which CHECK should fail.
+// observeGatewayLink returns the gateway link, or the error with which CHECK fails.
 func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	name := j.cfg.gatewayName()
 	if name == bridge.Name {
@@ -198,8 +194,7 @@ func (j *job) observeGatewayLink(bridge kernel.Link) (kernel.Link, error) {
 	return link, compareVLANGateway(j.host, rulesOf(bridge.Name, link))
 }
 
-// portsInVLANOf returns those ports of the bridge that are in the same VLAN as a gateway link. The list does not contain the gateway's own
-// port.
+// portsInVLANOf returns the bridge's ports in the VLAN of a gateway link, without the gateway's own port.
 func (j *job) portsInVLANOf(gateway kernel.Link) ([]string, error) {
 	bridge, ok, err := j.host.Link(j.cfg.Bridge)
 	if err != nil || !ok {

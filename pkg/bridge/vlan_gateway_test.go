@@ -22,8 +22,7 @@ func vlan200() []any {
 	return []any{"name", "vlans200", "vlan", 200, "ipam", hostLocal("10.79.0.0/24", "fd00:79::/64"), "isDefaultGateway", true, "ipMasq", true}
 }
 
-// TestVLANGateway checks that each VLAN has its own gateway on the node. Through this gateway, the VLAN's pods reach the node and pods of
-// other VLANs.
+// TestVLANGateway: through its own gateway on the node, each VLAN's pods reach the node and pods of other VLANs.
 func TestVLANGateway(t *testing.T) {
 	for _, bridged := range []string{"0", "1"} {
 		t.Run("bridge-nf-call-iptables="+bridged, func(t *testing.T) { testVLANGateway(t, bridged) })
@@ -96,7 +95,7 @@ func testVLANGateway(t *testing.T, bridged string) {
 	l.OK(a.check())
 }
 
-// serveOn starts a TCP server on the node for each address. The servers run until the test ends.
+// serveOn starts a TCP server on the node for each address, until the test ends.
 func (l lab) serveOn(addresses ...string) {
 	l.Helper()
 	for _, address := range addresses {
@@ -109,8 +108,7 @@ func (l lab) serveOn(addresses ...string) {
 	}
 }
 
-// setBridged sets whether iptables rules see bridged packets (bridge-nf-call-iptables and bridge-nf-call-ip6tables). When the test ends,
-// both sysctls get their old values again.
+// setBridged sets whether iptables rules see bridged packets (bridge-nf-call-iptables and bridge-nf-call-ip6tables), until the test ends.
 func (l lab) setBridged(value string) {
 	l.Helper()
 	h := l.host()
@@ -127,7 +125,7 @@ func (l lab) setBridged(value string) {
 	}
 }
 
-// setService creates a Service with one backend. setService replaces the Service of an earlier call.
+// setService creates a Service with one backend, in place of that of an earlier call.
 func (l lab) setService(backend string) {
 	l.Helper()
 	cmd := exec.Command("nft", "-f", "-")
@@ -149,7 +147,7 @@ func answerAll(listener net.Listener, text string) {
 	}
 }
 
-// TestChangedSubnetOfVLAN checks that only pods of the same VLAN keep an old gateway address in use.
+// TestChangedSubnetOfVLAN: only pods of the same VLAN keep an old gateway address in use.
 func TestChangedSubnetOfVLAN(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -168,8 +166,8 @@ func TestChangedSubnetOfVLAN(t *testing.T) {
 	}
 }
 
-// TestGatewayOfOthers checks that ADD uses a gateway pair that the reference plugin created. If the bridge was deleted and created again,
-// ADD attaches the pair to the new bridge. ADD does not change a link of another program that has the name of a gateway.
+// TestGatewayOfOthers: ADD uses a gateway pair of the reference plugin, and attaches it again if the bridge was deleted and created. It
+// leaves another program's link alone that has the name of a gateway.
 func TestGatewayOfOthers(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -202,7 +200,7 @@ func TestGatewayOfOthers(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestLostVLANs checks that the next ADD creates a deleted bridge again, and attaches all pods and their gateway in the right VLANs.
+// TestLostVLANs: the next ADD creates a deleted bridge, and attaches all pods and their gateway in the right VLANs.
 func TestLostVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -234,8 +232,7 @@ func (l lab) delLink(name string) {
 	}
 }
 
-// numberedIPAM returns a fake IPAM plugin that needs no locks. The number in the container ID determines the address that the IPAM plugin
-// returns.
+// numberedIPAM returns a fake IPAM plugin without locks, whose addresses depend on the number in the container ID.
 func numberedIPAM(t *testing.T) plugin.Plugin {
 	return plugin.Plugin{Name: "numbered",
 		Add: func(r *plugin.Request) (*types100.Result, error) {
@@ -246,7 +243,7 @@ func numberedIPAM(t *testing.T) plugin.Plugin {
 	}
 }
 
-// TestFirstPodsOfVLAN checks that the first pods of a VLAN share one bridge and one gateway, even if many ADDs run at the same time.
+// TestFirstPodsOfVLAN: the first pods of a VLAN share one bridge and one gateway, even if many ADDs run at the same time.
 func TestFirstPodsOfVLAN(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {

@@ -18,10 +18,9 @@ import (
 
 func vlanSchema() nft.Schema { return nft.Schema{Table: nft.VLANTable, Version: 2, Build: buildVLANs} }
 
-// vlanChain is the name of a base chain in the table of VLAN gateways.
 const vlanChain = "postrouting"
 
-// VLANGateway describes the link that has the gateway addresses of a VLAN.
+// VLANGateway is the link with the gateway addresses of a VLAN.
 type VLANGateway struct {
 	Bridge, Link string
 	MAC          net.HardwareAddr
@@ -32,15 +31,13 @@ func (g VLANGateway) elements() []nft.Element {
 		{Set: "hairpin", Key: nft.Key(nft.IfName(g.Link), nft.IfName(g.Link))}}
 }
 
-// buildVLANs writes the rules of VLAN gateways, which are the same for any number of VLANs. The sets of the table contain elements for each
-// VLAN gateway.
+// buildVLANs writes the rules of VLAN gateways, which are the same for any number of VLANs. The gateways are elements of its sets.
 //
-// Kubernetes needs br_netfilter with bridge-nf-call-iptables. With this setting, iptables rules see a packet through a gateway's port
-// twice: when the packet is bridged, and when the packet is routed. When the packet is bridged, the kernel already chooses the NAT for the
-// whole connection. At that time, the input interface is the bridge, which has no address in the VLAN, so NAT would use a wrong address.
-// The rules in this table therefore exclude bridged frames with the gateway's MAC from connection tracking. If a Service has a backend in
-// the client's own VLAN, connections to this backend are masqueraded. Without this masquerade, the backend would answer the client
-// directly, from an address that the client does not expect.
+// Kubernetes needs br_netfilter with bridge-nf-call-iptables, with which iptables rules see a packet through a gateway's port twice: when
+// it is bridged and when it is routed. The kernel would choose the NAT of the connection at the first time, when the input interface is the
+// bridge, which has no address in the VLAN, so NAT would use a wrong one. Therefore bridged frames with the gateway's MAC are excluded from
+// connection tracking. Connections to a Service's backend in the client's own VLAN are masqueraded, because the backend would answer the
+// client directly, from an address that it does not expect.
 func buildVLANs(r nft.Ruleset) error {
 	gateways, err := r.Set("gateways", nil, nftables.TypeIFName, nftables.TypeEtherAddr)
 	if err != nil {
@@ -61,8 +58,7 @@ func buildVLANs(r nft.Ruleset) error {
 	return nil
 }
 
-// EnsureVLANGateway writes the rules that make NAT work for traffic through a VLAN's gateway. EnsureVLANGateway is a no-op on a kernel
-// without nftables.
+// EnsureVLANGateway writes the rules that make NAT work for traffic through a VLAN's gateway. It is a no-op on a kernel without nftables.
 func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {
@@ -87,8 +83,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
-// compareVLANGateway returns nil if the kernel has the rules of the VLAN gateway, or does not support them. If a rule is missing,
-// compareVLANGateway returns an error with plugin.CodeStateDiffers.
+// compareVLANGateway returns an error with plugin.CodeStateDiffers if the kernel lacks the gateway's rules. It returns nil without nftables.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {

@@ -68,8 +68,7 @@ func TestParseVLANs(t *testing.T) {
 	}
 }
 
-// vlanLab returns a node with a bridge that only this test uses, if the kernel supports VLAN filtering. On a kernel without VLAN filtering,
-// vlanLab checks that ADD returns an error for VLANs and changes nothing.
+// vlanLab returns a node with a bridge of its own. Without VLAN filtering, it expects ADD to return an error and change nothing.
 func vlanLab(t *testing.T, keys ...any) (l lab, has bool) {
 	t.Helper()
 	l = bareLab(t, append([]any{"bridge", "btv", "name", "vlans", "ipMasq", false, "isGateway", false, "vlan", 100, "ipam",
@@ -109,7 +108,6 @@ func (l lab) host() *kernel.Node {
 	return h
 }
 
-// portVLANs returns the VLANs of a port as text.
 func (l lab) portVLANs(name string) string {
 	l.Helper()
 	h := l.host()
@@ -141,7 +139,6 @@ func (l lab) gatewayPort(name string) (port string) {
 
 func (a attached) ip() string { return a.result.IPs[0].Address.IP.String() }
 
-// mustReach connects to an address and compares the answer with the wanted answer.
 func (a attached) mustReach(address, want string) {
 	a.Helper()
 	if got, _ := a.fetchAnswer(address); got != want {
@@ -149,8 +146,7 @@ func (a attached) mustReach(address, want string) {
 	}
 }
 
-// TestVLANs checks that the pods of a VLAN reach each other, and reach no pod of another VLAN. A pod with a trunk receives frames with VLAN
-// tags.
+// TestVLANs: the pods of a VLAN reach each other and no pod of another one. A pod with a trunk receives frames with VLAN tags.
 func TestVLANs(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -228,8 +224,7 @@ func addAddress(link netlink.Link, prefix string) error {
 	return netlink.AddrAdd(link, &netlink.Addr{IPNet: kernel.IPNet(netip.MustParsePrefix(prefix))})
 }
 
-// TestFilteringOfExistingBridge checks that ADD does not enable VLAN filtering on a bridge that has ports. ADD enables VLAN filtering on a
-// bridge without ports.
+// TestFilteringOfExistingBridge: ADD enables VLAN filtering on a bridge only if it has no ports.
 func TestFilteringOfExistingBridge(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -254,8 +249,7 @@ func TestFilteringOfExistingBridge(t *testing.T) {
 	l.OK(a.check())
 }
 
-// setBridge changes some attributes of a bridge. The netlink request contains only the changed attributes. For some other attributes, the
-// kernel would reject the values that the netlink library has read from the kernel.
+// setBridge changes attributes of a bridge in a request without others, some of which the kernel would reject as the library has read them.
 func setBridge(set func(*netlink.Bridge)) func(netlink.Link) error {
 	return func(link netlink.Link) error {
 		b := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
@@ -269,7 +263,7 @@ func filterVLANs(on bool) func(netlink.Link) error {
 	return setBridge(func(b *netlink.Bridge) { b.VlanFiltering = &on })
 }
 
-// TestOtherDefaultVLAN checks bridges whose default VLAN is not 1, and bridges without a default VLAN.
+// TestOtherDefaultVLAN uses bridges with another default VLAN than 1, and without one.
 func TestOtherDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t, "preserveDefaultVlan", true)
 	if !has {
@@ -292,7 +286,7 @@ func TestOtherDefaultVLAN(t *testing.T) {
 	}
 }
 
-// vlanBreakages returns functions that break the VLAN setup in different ways. CHECK must detect each kind of broken setup.
+// vlanBreakages returns functions that break the VLAN setup in different ways.
 func vlanBreakages(a attached) map[string]func() error {
 	vlan := func(port string, change func(netlink.Link, uint16, bool, bool, bool, bool) error, id uint16, pvid, untagged bool) func() error {
 		return func() error {
@@ -326,8 +320,7 @@ func vlanBreakages(a attached) map[string]func() error {
 	}
 }
 
-// TestCheckVLANs breaks the VLAN setup with each function of vlanBreakages, and checks that CHECK detects the change. The next ADD repairs
-// the links and VLANs that all pods share.
+// TestCheckVLANs: CHECK detects each of the breakages, and the next ADD repairs the links and VLANs that all pods share.
 func TestCheckVLANs(t *testing.T) {
 	l, has := vlanLab(t, "isGateway", true)
 	if !has {
@@ -353,8 +346,7 @@ func TestCheckVLANs(t *testing.T) {
 	}
 }
 
-// TestCheckDefaultVLAN (C-61) checks that CHECK fails if another program removed a pod's port from the bridge's default VLAN. A bridge with
-// VLAN filtering drops the frames of such a pod.
+// TestCheckDefaultVLAN (C-61): CHECK fails if a pod's port is no longer in the bridge's default VLAN, because filtering drops its frames.
 func TestCheckDefaultVLAN(t *testing.T) {
 	l, has := vlanLab(t)
 	if !has {
@@ -372,7 +364,7 @@ func TestCheckDefaultVLAN(t *testing.T) {
 	l.Fails(a.check(), plugin.CodeStateDiffers, "port "+a.hostVeth()+" has no VLAN for frames without a tag")
 }
 
-// TestNoHalfVLANs checks that creating a VLAN bridge fails on a kernel without VLAN filtering.
+// TestNoHalfVLANs: without VLAN filtering in the kernel, no VLAN bridge is created.
 func TestNoHalfVLANs(t *testing.T) {
 	l, has := vlanLab(t)
 	if has {

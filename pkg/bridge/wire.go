@@ -14,15 +14,15 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// addressTimeout limits how long to wait for a new address. Duplicate address detection takes one to two seconds: one probe and a delay
-// (RFC 4862 section 5.4). Without this detection, an address is usable after less than a millisecond on an idle node.
+// addressTimeout limits the wait for a new address. Duplicate address detection takes one to two seconds: one probe and a delay (RFC 4862
+// section 5.4). Without it, an address is usable after less than a millisecond on an idle node.
 const addressTimeout = 10 * time.Second
 
-// The type wiring contains the links of an attachment: the bridge, both ends of the veth pair, and the gateway link, which has the gateway
-// addresses. The gateway link is the bridge itself, or the link of a VLAN's gateway.
+// wiring is the links of an attachment: the bridge, both ends of the veth pair, and the link with the gateway addresses, which is the
+// bridge or the gateway link of a VLAN.
 type wiring struct{ bridge, host, pod, gateway kernel.Link }
 
-// createLinks creates the bridge if it is missing. The veth pair is also created, but stays down.
+// createLinks creates the bridge if it is missing, and the veth pair, which stays down.
 func (j *job) createLinks() (w wiring, err error) {
 	if j.cfg.AutoMTU && j.cfg.MTU == 0 {
 		if j.cfg.MTU, err = j.host.UplinkMTU(); err != nil {
@@ -54,7 +54,7 @@ func (j *job) createLinks() (w wiring, err error) {
 	return w, err
 }
 
-// ensureBridge returns the bridge, and creates it if it is missing. As its last step, ensureBridge sets the bridge up.
+// ensureBridge returns the bridge, which it creates if it is missing. As its last step, it sets the bridge up.
 func (j *job) ensureBridge() (kernel.Link, error) {
 	link, made, orphans, err := j.findBridge()
 	if err != nil {
@@ -87,8 +87,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	return link, nil
 }
 
-// findBridge returns the bridge, and the orphans of a deleted bridge. If the bridge is missing, findBridge creates it, and
-// the second result is true.
+// findBridge returns the bridge and the orphans of a deleted one. made is true if the bridge was missing and findBridge created it.
 func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err error) {
 	name := j.cfg.Bridge
 	link, ok, err := j.host.Link(name)
@@ -99,8 +98,8 @@ func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err e
 		return link, false, orphans, err
 	}
 	vlans := j.cfg.VLANs.used() || slices.ContainsFunc(orphans, func(o orphan) bool { return o.VLANs.used() })
-	// A Service with a backend on the client's own bridge works only if iptables rules see the bridged answer of the backend. Without iptables
-	// rules, the answer would go directly to the client, but the client expects the answer from the Service's address.
+	// A Service with a backend on the client's own bridge works only if iptables rules see the backend's bridged answer. Otherwise the
+	// client gets it directly, although it expects the Service's address.
 	filtered := j.cfg.Gateway && j.cfg.gatewayName() == name
 	if err = j.host.AddBridge(name, previousMAC(orphans), j.cfg.MTU, filtered, vlans); err != nil && !isExist(err) {
 		return link, false, nil, err
@@ -110,7 +109,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err e
 	return link, made, orphans, errIfDeleted(name, ok, err)
 }
 
-// errIfDeleted returns an error if a bridge is missing although it existed shortly before.
+// errIfDeleted returns an error if a bridge that existed shortly before is missing.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
 		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
@@ -118,9 +117,9 @@ func errIfDeleted(name string, ok bool, err error) error {
 	return err
 }
 
-// hardenedSysctls returns sysctls that prevent an interface from learning addresses and routes from pods (CVE-2020-10749). Unless enabledad
-// is set, the sysctls also switch off duplicate address detection, because the detection would delay the link-local address by one to two
-// seconds. The hardened sysctls must be set before the link is up.
+// hardenedSysctls returns sysctls that keep an interface from learning addresses and routes from pods (CVE-2020-10749). They must be set
+// before the link is up. Unless enabledad is set, they also switch off duplicate address detection, which would delay the link-local
+// address by one to two seconds.
 func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
 	dad := "0"
@@ -140,10 +139,9 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// setMAC sets the pod's MAC to the value that AddressMAC computes from the pod's first address. A MAC address in the configuration takes
-// precedence over the computed MAC. With the computed MAC, the neighbours' cached entries for an address stay valid if a new pod gets the
-// address of a deleted pod. With an external IPAM plugin, setMAC does not change the MAC, because the IPAM plugin may have sent the
-// previous MAC to a DHCP server.
+// setMAC sets the pod's MAC to the one that AddressMAC computes from its first address, unless the configuration has a MAC. Neighbours'
+// cached entries then stay valid when a new pod gets the address. With an external IPAM plugin the MAC stays, because the plugin may have
+// sent it to a DHCP server.
 func (j *job) setMAC(w *wiring, l layer3) error {
 	if j.cfg.MAC != nil || !j.shared || len(l.Addresses) == 0 {
 		return nil
@@ -152,11 +150,11 @@ func (j *job) setMAC(w *wiring, l layer3) error {
 	return j.pod.SetMAC(w.pod, w.pod.MAC)
 }
 
-// configure() sets both ends of the veth pair up, and adds the addresses and routes. The pod's end is set up first, so that the bridge port
+// configure sets both ends of the veth pair up, and adds the addresses and routes. The pod's end comes first, so that the bridge port
 // forwards frames as soon as the host side is up.
 func (j *job) configure(w wiring, l layer3) error {
-	// The host side is a bridge port, which needs no IPv6 address. If IPv6 were enabled, the kernel would add three routes for each host side.
-	// Many routes slow the node down, because the kernel walks all routes at every link change.
+	// A bridge port needs no IPv6 address. With IPv6, the kernel would add three routes for each host side, and it walks all routes at
+	// every link change.
 	if err := j.host.Set(kernel.Sysctl{Path: "ipv6/conf/" + w.host.Name + "/disable_ipv6", Value: "1"}); err != nil {
 		return err
 	}
@@ -201,9 +199,8 @@ func (j *job) configure(w wiring, l layer3) error {
 	return j.awaitAddresses(j.pod, w.pod, l.Addresses...)
 }
 
-// carrierTimeout limits how long to wait for the carrier. If many links change, the kernel updates the carrier state only once a second
-// (net/core/link_watch.c). A timeout while waiting for the carrier is not an error: the carrier will be on later, or an admin has set a
-// link down.
+// carrierTimeout limits the wait for the carrier, whose state the kernel updates only once a second if many links change
+// (net/core/link_watch.c). A timeout is not an error: the carrier comes later, or an admin has set a link down.
 const carrierTimeout = 3 * time.Second
 
 // awaitCarrier waits until frames can pass between the pod, the bridge port and the gateway link.
@@ -218,8 +215,8 @@ func (j *job) awaitCarrier(w wiring) error {
 	return j.host.AwaitCarrier(w.gateway, until) // this is its first port
 }
 
-// awaitAddresses waits until the kernel answers requests for the new addresses of a link. awaitAddresses only logs a timeout. An error
-// would make the runtime repeat the ADD, which is even more work for a node that is still adding thousands of addresses.
+// awaitAddresses waits until the kernel answers requests for the new addresses of a link. It only logs a timeout, because an error would
+// make the runtime repeat the ADD, which is more work for a node that is still adding thousands of addresses.
 func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip.Prefix) error {
 	if j.cfg.DAD {
 		if err := in.WaitForDAD(link, addressTimeout); err != nil {
@@ -235,9 +232,9 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 	return nil
 }
 
-// podSettings returns the sysctls for the pod's end of the veth pair. In a pod of an IPv4 network, IPv6 is switched off. With IPv6, the
-// pod's link-local address would bypass policies for its IPv4 address (CVE-2024-32473). The kernel would also announce the link-local
-// address to every bridge port. podSettings also returns IPv6 sysctls, which take effect if the pod enables IPv6 later.
+// podSettings returns the sysctls for the pod's interface. In an IPv4 network they switch IPv6 off, because the link-local address would
+// bypass policies for the pod's IPv4 address (CVE-2024-32473), and the kernel would announce it to every bridge port. The other IPv6
+// sysctls take effect if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
@@ -260,7 +257,7 @@ func (j *job) configurePort(w wiring) error {
 	return j.host.SetUpLeader(w.host, j.alias())
 }
 
-// setPort sets the VLANs and flags of a pod's port while the port is still down.
+// setPort sets the VLANs and flags of a pod's port while it is down.
 func setPort(host *kernel.Node, bridge, port kernel.Link, vlans VLANs, flags kernel.BridgePort) error {
 	if vlans.used() {
 		if err := setVLANs(host, bridge, port, vlans); err != nil {
@@ -273,8 +270,8 @@ func setPort(host *kernel.Node, bridge, port kernel.Link, vlans VLANs, flags ker
 // maxAlias is the maximum length of a link alias, which is IFALIASZ without the terminating zero (include/uapi/linux/if.h).
 const maxAlias = 255
 
-// alias() returns the link alias for the host side. The command 'ip link' prints this alias. The alias contains the pod's name, or the
-// container ID if the name is unknown. The alias of an interface other than eth0 also contains the interface name.
+// alias returns the link alias of the host side, which 'ip link' prints: the pod's name or, if it is unknown, the container ID, and the
+// interface name unless it is eth0.
 func (j *job) alias() string {
 	name := j.r.Pod.String()
 	if name == "" {

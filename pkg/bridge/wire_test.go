@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// addUplink gives the node an uplink with one default route for each gateway. The uplink is removed when the test ends.
+// addUplink gives the node an uplink with one default route for each gateway, until the test ends.
 func (l lab) addUplink(mtu int, prefix string, gateways ...string) {
 	l.Helper()
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink0", MTU: mtu, TxQLen: -1}, PeerName: "router0"}
@@ -47,7 +47,7 @@ func (l lab) addUplink(mtu int, prefix string, gateways ...string) {
 	}
 }
 
-// TestAutoMTU checks that pods get the MTU of the node's uplink.
+// TestAutoMTU: pods get the MTU of the node's uplink.
 func TestAutoMTU(t *testing.T) {
 	l := bareLab(t, "name", "automtu", "bridge", "btmtu", "mtu", "auto")
 	t.Cleanup(func() { _ = onHost("btmtu", netlink.LinkDel) })
@@ -73,7 +73,7 @@ func TestAutoMTU(t *testing.T) {
 	l.OK(b.check())
 }
 
-// TestAlias checks that the alias of the host side in 'ip link' contains the pod's name.
+// TestAlias: 'ip link' shows the pod's name as the alias of the host side.
 func TestAlias(t *testing.T) {
 	l := newLab(t)
 	for args, want := range map[string]string{

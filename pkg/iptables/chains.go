@@ -14,23 +14,21 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains is a map of chains in the nat table. Each key is a parent chain. Each value contains the chains to which rules of the parent chain
-// jump.
+// Chains maps each parent chain of the nat table to the chains that it jumps to.
 //
-// iptables-nft keeps its chains in nf_tables. Podlace changes these chains through netlink, without an iptables program. Podlace starts an
-// iptables program only if legacy xtables have a nat table.
+// The chains of iptables-nft are in nf_tables, so Podlace changes them through netlink. It starts an iptables program only if legacy
+// xtables have a nat table.
 type Chains map[string][]string
 
-// RemoveChain removes a chain for IPv4 and IPv6, and all rules in the parent chain that jump to it. RemoveChain is a no-op if the chain
-// does not exist. RemoveChain removes the chain from nf_tables and from legacy xtables, because the node's iptables variant may have
-// changed since the chain was written.
+// RemoveChain removes a chain of IPv4 and IPv6, and the parent's rules that jump to it. It looks in nf_tables and in legacy xtables,
+// because the node's iptables variant may have changed since the chain was written. It is a no-op if the chain does not exist.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
 	err := nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()})
 	return errors.Join(err, chains.RemoveLegacy())
 }
 
-// Jumps converts the chains to nf_tables jumps for IPv4 and IPv6.
+// Jumps returns the chains as nf_tables jumps of IPv4 and IPv6.
 func (c Chains) Jumps() (all []nft.Jump) {
 	for _, is4 := range []bool{true, false} {
 		for parent, names := range c {
@@ -42,13 +40,13 @@ func (c Chains) Jumps() (all []nft.Jump) {
 	return all
 }
 
-// Place returns the location of an iptables chain in nf_tables.
+// Place returns where nf_tables has an iptables chain.
 func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: nft.FamilyOf(is4).Proto, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether a chain is certainly missing from the nat table. In case of doubt, LacksChain returns false. LacksChain starts
-// no program and therefore cannot read the rules of iptables-legacy. LacksChain returns false while iptables-legacy is in use.
+// LacksChain reports whether a chain is certainly missing from the nat table. It starts no program, so it returns false while
+// iptables-legacy, whose rules it cannot read, is in use.
 func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -61,8 +59,8 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	return err == nil && !has
 }
 
-// LegacyTables returns the names of the tables of legacy xtables. The function reads the network namespace of the current thread, because
-// the first thread of the process may be in another namespace.
+// LegacyTables returns the names of legacy xtables' tables. It reads the network namespace of the current thread, because the first thread
+// of the process may be in another one.
 func LegacyTables(is4 bool) ([]string, error) {
 	data, err := os.ReadFile("/proc/thread-self/net/" + strings.TrimSuffix(name(is4), "tables") + "_tables_names")
 	if errors.Is(err, fs.ErrNotExist) { // the kernel has not loaded legacy xtables
@@ -71,8 +69,8 @@ func LegacyTables(is4 bool) ([]string, error) {
 	return strings.Fields(string(data)), err
 }
 
-// LegacyUsed reports whether legacy xtables have a nat table. In the namespaces of an ordinary user, the kernel does not show the legacy
-// tables. In this case, the result reports whether the node's iptables program is the legacy variant.
+// LegacyUsed reports whether legacy xtables have a nat table. The kernel hides it in the namespaces of an ordinary user; then the result is
+// whether the node's iptables program is the legacy variant.
 func LegacyUsed(is4 bool) bool { return hasLegacy(is4, "nat") }
 
 func hasLegacy(is4 bool, table string) bool {
@@ -83,8 +81,8 @@ func hasLegacy(is4 bool, table string) bool {
 	return slices.Contains(tables, table)
 }
 
-// LegacyFilter returns the filter table of legacy xtables in the format of iptables-save. The result is empty if the table does not exist.
-// LegacyFilter starts a program, so only commands of an administrator call it.
+// LegacyFilter returns the filter table of legacy xtables in the format of iptables-save, or "" if there is none. It starts a program, so
+// only an administrator's commands call it.
 func LegacyFilter(is4 bool) (string, error) {
 	if !hasLegacy(is4, "filter") {
 		return "", nil
@@ -101,8 +99,7 @@ func IsLegacy(is4 bool) bool {
 	return err == nil && strings.Contains(filepath.Base(path), "legacy")
 }
 
-// legacyProgram returns the name of the program that changes legacy xtables. If the program with the suffix "-legacy" is not installed,
-// legacyProgram returns the program without a suffix.
+// legacyProgram returns the program that changes legacy xtables: the one with the suffix "-legacy" if it is installed.
 func legacyProgram(is4 bool) string {
 	if legacy := name(is4) + "-legacy"; installed(legacy) {
 		return legacy
@@ -110,8 +107,7 @@ func legacyProgram(is4 bool) string {
 	return name(is4)
 }
 
-// RemoveLegacy removes the chains from the nat tables of legacy xtables, for IPv4 and IPv6. RemoveLegacy is a no-op if legacy xtables have
-// no nat table.
+// RemoveLegacy removes the chains of IPv4 and IPv6 from legacy xtables. It is a no-op without a legacy nat table.
 func (c Chains) RemoveLegacy() error {
 	var errs []error
 	for _, is4 := range []bool{true, false} {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables reads and changes the nat tables of iptables and ip6tables. To read and write rules, the package starts the iptables
-// programs of the node. The package needs no iptables program to remove chains in nf_tables.
+// Package iptables reads and changes the nat tables of iptables and ip6tables. It starts the node's iptables programs for this, but removes
+// chains in nf_tables without them.
 package iptables
 
 import (
@@ -13,11 +13,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// lockFile is the name of a lock file. Each Podlace process locks this file before it changes a nat table.
+// lockFile is the file that each Podlace process locks before it changes a nat table.
 const lockFile = ".iptables"
 
-// NAT is the nat table of one address family in the format of iptables-save. A NAT maps each chain to its rules. Each rule ends with a
-// space.
+// NAT is the nat table of one address family: the rules of each chain in the format of iptables-save, each ending with a space.
 type NAT map[string][]string
 
 func parse(out string) NAT {
@@ -35,13 +34,13 @@ func parse(out string) NAT {
 	return t
 }
 
-// HasChain reports whether the nat table contains a chain with the given name.
+// HasChain reports whether the table has the chain.
 func (t NAT) HasChain(name string) bool {
 	_, ok := t[name]
 	return ok
 }
 
-// Rules returns the rules of a chain that contain all given strings. A rule has the form "-A CHAIN ... ".
+// Rules returns the rules of a chain that contain all parts. A rule has the form "-A CHAIN ... ".
 func (t NAT) Rules(chain string, parts ...string) []string {
 	var found []string
 next:
@@ -56,7 +55,7 @@ next:
 	return found
 }
 
-// Deletions returns iptables-restore lines that delete all rules of the parent chain which jump to the given chain.
+// Deletions returns iptables-restore lines that delete the parent's rules which jump to chain.
 func (t NAT) Deletions(parent, chain string) []string {
 	var lines []string
 	for _, rule := range t.Rules(parent, "-j "+chain+" ") {
@@ -65,15 +64,13 @@ func (t NAT) Deletions(parent, chain string) []string {
 	return lines
 }
 
-// Comment quotes a text for iptables-restore. Comment shortens a text that exceeds the kernel's limit XT_MAX_COMMENT_LEN (256 bytes with
-// the terminating zero).
+// Comment quotes text for iptables-restore, and shortens it to the kernel's limit XT_MAX_COMMENT_LEN (256 bytes with the terminating zero).
 func Comment(text string) string {
 	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
 }
 
-// Edit is a change of the nat table of one address family. From Open to Close, an Edit holds the node's lock for the table. The result of
-// NAT is valid until Apply changes the table. After a plugin was killed, its child processes may still hold the lock. Open also waits for
-// these child processes.
+// Edit is a change of the nat table of one address family. It holds the node's lock for the table from Open to Close. Open also waits for
+// the child processes of a killed plugin, which may still hold the lock.
 type Edit struct {
 	program string
 	wait    []string // arguments with the time that iptables-restore waits for the xtables lock
@@ -82,8 +79,8 @@ type Edit struct {
 	nat     NAT
 }
 
-// Open takes the lock and starts one process, which reads the nat table. If "wait" is false and another process holds a lock, Open and
-// Apply return a busy error and do not wait.
+// Open takes the lock and reads the nat table with one process. Unless wait is set, Open and Apply return a busy error if another process
+// holds a lock.
 func Open(is4, wait bool) (*Edit, error) { return open(name(is4), wait) }
 
 func open(program string, wait bool) (*Edit, error) {
@@ -106,12 +103,11 @@ func open(program string, wait bool) (*Edit, error) {
 	return e, nil
 }
 
-// NAT returns the content of the nat table at the time of Open.
+// NAT returns the nat table as Open read it.
 func (e *Edit) NAT() NAT { return e.nat }
 
-// Apply applies all lines, or none of them if one line is invalid. The lines have the format of iptables-restore. Apply starts one process,
-// unless there are no lines. The line ":CHAIN - [0:0]" creates the chain. If the chain exists, the line ":CHAIN - [0:0]" deletes all rules
-// of the chain.
+// Apply applies all lines, or none if one is invalid, with one process. They have the format of iptables-restore, where ":CHAIN - [0:0]"
+// creates an empty chain, or deletes all rules of an existing one.
 func (e *Edit) Apply(lines []string) error {
 	if len(lines) == 0 {
 		return nil
@@ -123,7 +119,7 @@ func (e *Edit) Apply(lines []string) error {
 	})
 }
 
-// Close releases the node's lock.
+// Close releases the lock.
 func (e *Edit) Close() {
 	e.lock.Unlock()
 	e.dir.Close()

@@ -72,7 +72,7 @@ func needIPTables(t *testing.T) {
 	}
 }
 
-// apply() changes the nat table. The function lines() gets the current content of the table and returns the lines to apply.
+// apply changes the nat table by the lines that lines returns for its current content.
 func apply(is4 bool, lines func(NAT) []string) error {
 	e, err := Open(is4, true)
 	if err != nil {
@@ -111,8 +111,7 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// TestEditParallel runs several processes that change the table at the same time. Between the read and the write of one process, no other
-// process may change the table. No process may lose its own chain.
+// TestEditParallel: several processes change the table, and none loses its chain, because nobody writes between another's read and write.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
@@ -147,7 +146,7 @@ func TestMissingProgram(t *testing.T) {
 	}
 }
 
-// TestOpenBusy checks that Open without wait returns a busy error at once while another Edit holds the lock.
+// TestOpenBusy expects a busy error at once, without a wait, while another Edit holds the lock.
 func TestOpenBusy(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)

@@ -14,11 +14,11 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// List reads the given chains of the nat table. List omits chains that do not exist. List starts one process for each chain, and one
-// process that prints the version of iptables. Only CHECK calls List, because starting so many processes is slow.
+// List returns those of the given chains of the nat table that exist. It starts one process per chain and one for the version of iptables,
+// which is slow, so only CHECK calls it.
 func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
 
-// ListLegacy does the same as List for the chains of legacy xtables.
+// ListLegacy is List for legacy xtables.
 func ListLegacy(is4 bool, chains ...string) (NAT, error) { return listBy(legacyProgram(is4), chains) }
 
 func listBy(program string, chains []string) (NAT, error) {
@@ -29,8 +29,8 @@ func listBy(program string, chains []string) (NAT, error) {
 	return listWithin(timeout, path, chains)
 }
 
-// listWithin limits the total time of all processes. The iptables library limits only the wait for the xtables lock. After the timeout, a
-// process that hangs continues to run. A process that hangs does no harm: it holds no lock of Podlace and changes nothing.
+// listWithin limits the total time, because the iptables library limits only the wait for the xtables lock. A process that hangs continues
+// to run, but does no harm: it holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT

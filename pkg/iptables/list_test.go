@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestList checks that List and Read return the same rules for each chain. List must change nothing.
+// TestList expects the same rules from List as from iptables-save, and no change of the ruleset.
 func TestList(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)
@@ -49,7 +49,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestListBusy checks that List returns a busy error if a program hangs or waits for a lock. A caller can retry after a busy error.
+// TestListBusy expects a busy error, after which a caller can retry, if a program hangs or waits for a lock.
 func TestListBusy(t *testing.T) {
 	for what, script := range map[string]string{
 		"hangs":                "exec sleep 2",

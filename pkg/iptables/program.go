@@ -13,20 +13,17 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// The constant timeout is the time limit of an iptables process. The time limit includes the wait for the xtables lock, which takes at most
-// xtablesWait seconds.
+// timeout limits an iptables process. It includes the wait for the xtables lock, which takes at most xtablesWait seconds.
 const (
 	timeout     = 20 * time.Second
 	xtablesWait = 10
 )
 
-// The variable folders contains the folders in which Podlace searches for the iptables programs. Podlace does not use PATH, because a
-// runtime's PATH may be empty or hostile.
+// folders are searched for the iptables programs instead of PATH, which may be empty or hostile.
 var folders = [...]string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
 
-// These constants are exit statuses of iptables(8). The status exitBusy means a resource problem, for example that another process holds
-// the xtables lock. The status exitNoChain means that the chain does not exist. The message for a missing chain depends on the version of
-// iptables-nft.
+// Exit statuses of iptables(8): exitBusy is a resource problem, such as a held xtables lock, and exitNoChain a missing chain, whose message
+// depends on the version of iptables-nft.
 const (
 	exitNoChain = 1
 	exitBusy    = 4
@@ -37,24 +34,24 @@ type MissingProgram struct{ Name string }
 
 func (e *MissingProgram) Error() string { return e.Name + " is not installed" }
 
-// MissingFeature returns the name of the missing program. The function plugin.Code recognises the error by this method.
+// MissingFeature returns the name of the program. plugin.Code recognizes the error by this method.
 func (e *MissingProgram) MissingFeature() string { return e.Name }
 
-// busyError means that an iptables program waited too long for a lock, or did not end in time.
+// busyError means that an iptables program waited too long for a lock or did not end in time.
 type busyError struct{ error }
 
 func (e busyError) Unwrap() error { return e.error }
 
-// Busy returns true, because a retry may succeed after a busyError.
+// Busy returns true, because a retry may succeed.
 func (busyError) Busy() bool { return true }
 
-// isBusy reports whether err means that iptables could not get a lock, because another process held the lock for too long.
+// isBusy reports whether err has a method Busy that returns true.
 func isBusy(err error) bool {
 	var busy interface{ Busy() bool }
 	return errors.As(err, &busy) && busy.Busy()
 }
 
-// Refused reports whether err means that iptables rejected its input.
+// Refused reports whether iptables rejected its input.
 func Refused(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() != exitBusy

@@ -16,12 +16,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// IPNet converts a prefix to the type that CNI results and package netlink use. IPNet does not clear the host bits.
+// IPNet converts a prefix to the type of CNI results and package netlink. The host bits stay.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Prefix converts an IPNet to a prefix. Prefix returns false if the IPNet has an invalid address or mask.
+// Prefix converts an IPNet to a prefix. It returns false if the address or mask is invalid.
 func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -38,8 +38,8 @@ func Prefix(n *net.IPNet) (netip.Prefix, bool) {
 	return p, p.IsValid()
 }
 
-// AddHostAddress adds an address with prefix length 32 or 128. For an IPv6 address, the kernel adds only the local route, and no prefix
-// route (IFA_F_NOPREFIXROUTE). The error unix.EEXIST means that the link already has the address.
+// AddHostAddress adds an address with prefix length 32 or 128. For IPv6, the kernel adds only the local route, and no prefix route
+// (IFA_F_NOPREFIXROUTE). It returns unix.EEXIST if the link has the address.
 func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	p := netip.PrefixFrom(a, a.BitLen())
 	addr := &netlink.Addr{IPNet: IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
@@ -50,8 +50,8 @@ func (n *NS) AddHostAddress(link Link, a netip.Addr) error {
 	return fault.Change(op, func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// AddAddress adds an address with its prefix length. Duplicate address detection of an IPv6 address is enabled only if "dad" is true. If
-// "dad" is false, the address is usable at once (IFA_F_NODAD). The error unix.EEXIST means that the link already has the address.
+// AddAddress adds an address with its prefix length. Unless dad is set, an IPv6 address is usable at once, without duplicate address
+// detection (IFA_F_NODAD). It returns unix.EEXIST if the link has the address.
 func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	addr := &netlink.Addr{IPNet: IPNet(p)}
 	if p.Addr().Is6() && !dad {
@@ -60,7 +60,7 @@ func (n *NS) AddAddress(link Link, p netip.Prefix, dad bool) error {
 	return fault.Change(fmt.Sprintf("addr add %s dev %s", p, link.Name), func() error { return n.h.AddrAdd(byIndex(link.Index), addr) })
 }
 
-// DelAddress removes an address. DelAddress is a no-op if the address is missing.
+// DelAddress removes an address. It is a no-op if the address is missing.
 func (n *NS) DelAddress(link Link, p netip.Prefix) error {
 	return fault.Change(fmt.Sprintf("addr del %s dev %s", p, link.Name), func() error {
 		return fault.Ignore(n.h.AddrDel(byIndex(link.Index), &netlink.Addr{IPNet: IPNet(p)}), unix.EADDRNOTAVAIL, unix.ENODEV)
@@ -87,8 +87,8 @@ func (n *NS) Addresses(link Link) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. The argument "most" is the longest
-// time to wait. WaitForDAD returns an error if another node uses one of the addresses, or if the time is over.
+// WaitForDAD waits until duplicate address detection has finished for all IPv6 addresses of the link. It returns an error if another node
+// uses one of them, or after the time most.
 func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	for deadline := time.Now().Add(most); ; time.Sleep(20 * time.Millisecond) {
 		list, err := n.h.AddrList(byIndex(link.Index), netlink.FAMILY_V6)
@@ -111,10 +111,9 @@ func (n *NS) WaitForDAD(link Link, most time.Duration) error {
 	}
 }
 
-// AwaitAddress waits until the namespace answers neighbour solicitations for an address. AwaitAddress returns an error at the deadline. A
-// new IPv6 address is not usable immediately. A kernel work queue joins the solicited-node group and adds the local route later
-// (addrconf_dad_work in net/ipv6/addrconf.c). The kernel does not answer a neighbour solicitation that arrives before the work queue has
-// run. A neighbour repeats an unanswered solicitation only after a second.
+// AwaitAddress waits until the namespace answers neighbour solicitations for an address, or returns an error at the deadline. For a new
+// IPv6 address, a kernel work queue joins the solicited-node group and adds the local route later (addrconf_dad_work in
+// net/ipv6/addrconf.c). A solicitation that arrives before gets no answer, and the neighbour repeats it only after a second.
 func (n *NS) AwaitAddress(addr netip.Addr, deadline time.Time) error {
 	if addr.Is4() {
 		return nil // IPv4: the route exists at once, and ARP requests are broadcast
@@ -184,7 +183,7 @@ func (n *NS) HasRoute(link Link, r Route) (bool, error) {
 	return false, nil
 }
 
-// listRoutes returns the routes of an address family whose properties in the mask are those of the filter.
+// listRoutes returns the routes of an address family that have those properties of the filter which the mask selects.
 func (n *NS) listRoutes(family int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
 	list, err := dump(func() ([]netlink.Route, error) { return n.h.RouteListFiltered(family, filter, mask) })
 	return list, wrapped("route show", err)
@@ -210,23 +209,21 @@ func routeMatches(got netlink.Route, index int, want Route) bool {
 	return false
 }
 
-// RouteTo returns the ifindex of the link through which packets to an address leave. If there is no route, RouteTo returns an error for
-// which NoRoute returns true.
+// RouteTo returns the ifindex of the link through which packets to an address leave. NoRoute is true for the error if there is no route.
 func (n *NS) RouteTo(addr netip.Addr) (int, error) {
 	route, err := n.routeGet(addr, nil)
 	return route.LinkIndex, err
 }
 
-// CanForward returns an error if the kernel would not forward a packet that arrives on a link. If no route matches, or if the matching
-// route or rule refuses packets, the function NoRoute returns true for the error. If the reverse path filter drops the packet, the error is
-// EXDEV.
+// CanForward returns an error if the kernel would not forward a packet that arrives on a link. NoRoute is true for it if no route matches,
+// or if the matching route or rule refuses packets. It is EXDEV if the reverse path filter drops the packet.
 func (n *NS) CanForward(in Link, from, to netip.Addr) error {
 	_, err := n.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
 	return wrapped(fmt.Sprintf("route get %s from %s iif %s", to, from, in.Name), err)
 }
 
-// NoRoute reports whether an error of RouteTo or CanForward means that the address has no usable route. A route that refuses packets
-// (unreachable, prohibit, blackhole) is not usable.
+// NoRoute reports whether an error of RouteTo or CanForward means that the address has no usable route. Routes that refuse packets
+// (unreachable, prohibit, blackhole) are not usable.
 func NoRoute(err error) bool {
 	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }
@@ -242,14 +239,13 @@ func (n *NS) routeGet(addr netip.Addr, options *netlink.RouteGetOptions) (netlin
 	return routes[0], nil
 }
 
-// IsOwn checks an address. The result "own" is true if the address is assigned in the namespace. The result "broadcast" is true if the
-// address is the broadcast address of a connected subnet.
+// IsOwn reports whether an address is assigned in the namespace, and whether it is the broadcast address of a connected subnet.
 func (n *NS) IsOwn(addr netip.Addr) (own, broadcast bool) {
 	route, err := n.routeGet(addr, nil)
 	return err == nil && route.Type == unix.RTN_LOCAL, err == nil && route.Type == unix.RTN_BROADCAST
 }
 
-// documentationV4 is a documentation address (RFC 5737). Normally, only the default route matches a documentation address.
+// documentationV4 is a documentation address (RFC 5737), which normally only the default route matches.
 const documentationV4 = "198.51.100.1"
 
 // IsUplink reports whether the default route uses the link.
@@ -264,8 +260,7 @@ func (n *NS) HasDefault(is4 bool) (bool, error) {
 	return r.LinkIndex != 0 || len(r.MultiPath) > 0, err
 }
 
-// UplinkMTU returns the smallest MTU of the IPv4 and IPv6 default routes and of their links. UplinkMTU returns 0 if there is no default
-// route.
+// UplinkMTU returns the smallest MTU of the IPv4 and IPv6 default routes and of their links, or 0 without a default route.
 func (n *NS) UplinkMTU() (int, error) {
 	smallest := 0
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -293,9 +288,8 @@ func (n *NS) UplinkMTU() (int, error) {
 	return smallest, nil
 }
 
-// defaultRoute returns the default route of a family, or the zero value if there is no default route. defaultRoute first asks the kernel
-// for the route to a documentation address (RFC 5737, RFC 3849). Usually only the default route matches a documentation address. If another
-// route matches the documentation address, defaultRoute reads all routes.
+// defaultRoute returns the default route of a family, or the zero value. It asks for the route to a documentation address (RFC 5737, RFC
+// 3849), which usually only the default route matches; if another one does, it reads all routes.
 func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	to := netip.MustParseAddr(map[int]string{netlink.FAMILY_V4: documentationV4, netlink.FAMILY_V6: "2001:db8::1"}[family])
 	is := func(r netlink.Route) bool {
@@ -318,9 +312,9 @@ func (n *NS) defaultRoute(family int) (netlink.Route, error) {
 	return best, nil
 }
 
-// KeepRouterAdvertisements sets accept_ra to 2 on the links that have a default route from a router advertisement. If accept_ra is 1, the
-// kernel deletes this default route and ignores further advertisements as soon as IPv6 forwarding is enabled
-// (Documentation/networking/ip-sysctl.rst). KeepRouterAdvertisements is a no-op if IPv6 forwarding is already enabled.
+// KeepRouterAdvertisements sets accept_ra to 2 on the links that have a default route from a router advertisement. With 1, the kernel
+// deletes this route and ignores further advertisements once IPv6 forwarding is enabled (Documentation/networking/ip-sysctl.rst). It is a
+// no-op if that is already so.
 func (n *NS) KeepRouterAdvertisements() error {
 	if on, err := n.Forwards(false); on || IsNoFamily(err) {
 		return nil // too late, or the kernel has no IPv6

@@ -83,8 +83,7 @@ func TestHasAddress(t *testing.T) {
 	}
 }
 
-// TestDAD checks that an address without duplicate address detection is usable at once. An address with duplicate address detection must be
-// usable only after WaitForDAD has returned.
+// TestDAD: without duplicate address detection an address is usable at once, with it only after WaitForDAD.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address
@@ -97,7 +96,7 @@ func TestDAD(t *testing.T) {
 	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second))
 }
 
-// TestDADFailed checks that WaitForDAD returns an error if a neighbour already uses the address.
+// TestDADFailed: WaitForDAD returns an error if a neighbour uses the address.
 func TestDADFailed(t *testing.T) {
 	w := newWire(t)
 	taken := netip.MustParsePrefix("fd00::5/64")
@@ -139,7 +138,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// mustNotHave checks that HasRoute returns false for a route that differs from an existing route in only one attribute.
+// mustNotHave expects HasRoute to be false for a route that differs from an existing one in only one attribute.
 func (w wire) mustNotHave(t *testing.T, route Route) {
 	t.Helper()
 	for what, change := range map[string]func(*Route){
@@ -160,7 +159,7 @@ func (w wire) mustNotHave(t *testing.T, route Route) {
 	}
 }
 
-// TestECMP checks that a second gateway for a destination makes a multipath route.
+// TestECMP: a second gateway for a destination makes a multipath route.
 func TestECMP(t *testing.T) {
 	w := newWire(t)
 	for dst, c := range map[string]struct{ address, one, two, none string }{

@@ -16,9 +16,8 @@ import (
 // discard is the port of a service that ignores what it gets (RFC 863).
 const discard = 9
 
-// Silent returns the addresses for which no host on a link of this namespace answers ARP or neighbour discovery within the given time. A
-// datagram to each address makes the kernel ask. Nobody can answer for an address without an on-link route. The namespace must be that of
-// the process.
+// Silent returns the addresses for which no host on a link of this namespace answers ARP or neighbour discovery in time, although a
+// datagram makes the kernel ask. Nobody can answer for an address without an on-link route. The namespace must be that of the process.
 func (n *NS) Silent(addresses []netip.Addr, within time.Duration) (silent []netip.Addr, err error) {
 	asked, wait := map[netip.Addr]Link{}, time.Duration(0)
 	for _, addr := range addresses {
@@ -48,7 +47,7 @@ func (n *NS) Silent(addresses []netip.Addr, within time.Duration) (silent []neti
 	return silent, nil
 }
 
-// ask makes the kernel forget what it learnt about an address earlier, and ask again.
+// ask makes the kernel forget what it learnt about an address, and ask again.
 func (n *NS) ask(link Link, addr netip.Addr) error {
 	known, err := n.neighbourOf(link, addr)
 	if err != nil || known != nil && known.State&netlink.NUD_PERMANENT != 0 {
@@ -62,7 +61,7 @@ func (n *NS) ask(link Link, addr netip.Addr) error {
 	return nil
 }
 
-// sendDatagram sends a byte to the discard service of an address. The package net would add 300 KB to each plugin.
+// sendDatagram sends a byte to the discard service of an address. Package net would add 300 KB to each plugin.
 func sendDatagram(addr netip.Addr) error {
 	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: discard, Addr: addr.As16()})
 	if addr.Is4() {

@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestAwaitAddress fills the kernel's work queue for new IPv6 addresses, and then adds an address and calls AwaitAddress. After
-// AwaitAddress, the namespace must have joined the solicited-node group and must have the local route of the address.
+// TestAwaitAddress: after AwaitAddress, the namespace is in the address's solicited-node group and has its local route, although the
+// kernel's work queue for new IPv6 addresses was full.
 func TestAwaitAddress(t *testing.T) {
 	w := newWire(t)
 	fill := kerneltest.DelayAddresses(t)

@@ -10,17 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Side says which frames of a link a filter handles: received frames or sent frames.
+// Side says which frames of a link a filter handles.
 type Side uint32
 
-// With the value Receiving, Captor considers filters for frames that the link receives. With the value Sending, Captor considers filters
-// for frames that the node sends through the link.
+// Receiving is for frames that the link receives, Sending for those that the node sends through it.
 const (
 	Receiving Side = netlink.HANDLE_MIN_INGRESS
 	Sending   Side = netlink.HANDLE_MIN_EGRESS
 )
 
-// String returns the name that tc(8) uses for the side.
+// String returns the side's name in tc(8).
 func (s Side) String() string {
 	if s == Receiving {
 		return "ingress"
@@ -28,16 +27,15 @@ func (s Side) String() string {
 	return "egress"
 }
 
-// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame. A frame that matches a captor never reaches the
-// filters after the captor.
+// Captor is a filter that matches every frame, every IPv4 frame, or every IPv6 frame, so that none reaches the filters after it.
 type Captor struct {
 	Filter string // as tc(8) shows it
 	Drops  bool   // the filter drops the frames
 	To     int    // ifindex of the link to which it redirects the frames, 0 for none
 }
 
-// Captor returns the first captor of a link: either among the filters for received frames, or among the filters for sent frames. Captor
-// skips eBPF filters, because Podlace cannot know what an eBPF filter does with a frame.
+// Captor returns a link's first captor for received or for sent frames. It skips eBPF filters, of which nobody can know what they do with a
+// frame.
 func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	if side == Sending { // an ingress qdisc has no sending side, and answers for the receiving side
 		if q, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS); err != nil || !ok || q.kind != "clsact" {
@@ -49,10 +47,10 @@ func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	return c, ok, err
 }
 
-// actTrap is TC_ACT_TRAP in include/uapi/linux/pkt_cls.h. Package netlink lacks this constant.
+// actTrap is TC_ACT_TRAP of include/uapi/linux/pkt_cls.h, which package netlink lacks.
 const actTrap netlink.TcAct = 8
 
-// maxGoto is the maximum number of goto actions that firstCaptor follows, because chains can form a loop.
+// maxGoto is the number of goto actions that firstCaptor follows, because chains can form a loop.
 const maxGoto = 8
 
 func firstCaptor(list []netlink.Filter, chain uint32, depth int) (Captor, bool) {
@@ -109,8 +107,7 @@ func actionsOf(f netlink.Filter) []netlink.Action {
 	return nil
 }
 
-// verdictOf returns the final verdict of a filter's actions, and the chain to which a goto action jumps. A filter without actions accepts
-// the frame.
+// verdictOf returns the final verdict of a filter's actions, and the chain to which a goto action jumps. Without actions, a filter accepts.
 func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	for _, a := range actionsOf(f) {
 		verdict = a.Attrs().Action
@@ -129,8 +126,8 @@ func verdictOf(f netlink.Filter) (verdict netlink.TcAct, next uint32) {
 	return verdict, next
 }
 
-// redirectTarget returns the ifindex of the link to which a filter redirects frames with one of the given actions. redirectTarget returns 0
-// if the target link was deleted. redirectTarget returns -1 if the filter does not redirect.
+// redirectTarget returns the ifindex of the link to which a filter redirects frames with one of the given actions: 0 if the link was
+// deleted, -1 if the filter does not redirect.
 func redirectTarget(f netlink.Filter, actions ...netlink.MirredAct) int {
 	for _, a := range actionsOf(f) {
 		if m, ok := a.(*netlink.MirredAction); ok && slices.Contains(actions, m.MirredAction) {

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// These constants are attributes of ctnetlink that the imported packages lack (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
+// Attributes of ctnetlink that the imported packages lack (include/uapi/linux/netfilter/nfnetlink_conntrack.h,
 // net/netfilter/nf_internals.h).
 const (
 	ctaFilter          = 25
@@ -30,24 +30,22 @@ const (
 	ctaGlobalEntries   = 1
 )
 
-// conntrackTimeout is the timeout for one reply of the kernel. The kernel needs only milliseconds to read even a large connection tracking
-// table.
+// conntrackTimeout limits the wait for one reply. Even a large connection tracking table takes only milliseconds to read.
 const conntrackTimeout = 10 * time.Second
 
-// If the connection tracking table has at least manyFlows entries, walkUDP requests two filtered dumps instead of one full dump. With 3,500
-// entries, both variants take the same time. The full dump transfers 3,500 entries (3 µs each), and the filtered variant dumps the table a
-// second time (11 ms).
+// From manyFlows entries on, walkUDP requests two filtered dumps instead of a full one. With 3,500 entries both take the same time: the
+// full dump transfers them all (3 µs each), and the filtered one walks the table a second time (11 ms).
 const manyFlows = 3500
 
-// UDPFlow is an entry for UDP in the connection tracking table.
+// UDPFlow is a UDP entry of the connection tracking table.
 type UDPFlow struct {
 	To, Answer netip.AddrPort // destination of the first packet, and source of the replies
 	tuple      []byte         // addresses and ports of the first packet, in the kernel's encoding
 	message    []byte         // the kernel's message about the entry
 }
 
-// UDPFlows returns the UDP entries whose first packet went to one of the ports, for IPv4, IPv6 or both. All namespaces share the kernel's
-// connection tracking table. UDPFlows reads the table once for any number of ports (see walkUDP).
+// UDPFlows returns the UDP entries whose first packet went to one of the ports, for IPv4, IPv6 or both. It reads the kernel's table, which
+// all namespaces share, once for any number of ports (see walkUDP).
 func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, err error) {
 	wanted := map[uint16]bool{}
 	for _, port := range ports {
@@ -61,12 +59,11 @@ func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, e
 	return flows, err
 }
 
-// maxAnswers limits how often DelUDP searches for entries that late replies have created during the deletion. DelUDP deletes such entries
-// too.
+// maxAnswers limits how often DelUDP looks for entries that late replies created during the deletion.
 const maxAnswers = 5
 
-// DelUDP deletes entries of the connection tracking table. DelUDP also deletes entries that replies in flight create during the deletion.
-// DelUDP is a no-op for an empty list.
+// DelUDP deletes entries of the connection tracking table, and those that replies in flight create meanwhile. It is a no-op for an empty
+// list.
 func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	if len(stale) == 0 {
 		return nil
@@ -85,9 +82,8 @@ func (t Conntrack) DelUDP(stale []UDPFlow) error {
 	})
 }
 
-// reversedEntries returns the entries that the kernel has created in the reversed direction in place of deleted entries. If a server's
-// reply is in flight during the deletion of an entry, the kernel creates an entry with reversed directions. Because of a reversed entry,
-// the kernel would treat the client's next packet as a reply.
+// reversedEntries returns the entries that the kernel created in place of deleted ones, with reversed directions, because a server's reply
+// was in flight. The kernel would treat the client's next packet as a reply.
 func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
 	for _, f := range deleted {
 		f.message = t.matchingEntry(f)
@@ -121,7 +117,7 @@ func entryOf(message []byte) []byte {
 	return message[nl.SizeofNfgenmsg:]
 }
 
-// parseFlow parses a ctnetlink message. The result ok is false if the message is not about a UDP entry.
+// parseFlow parses a ctnetlink message. ok is false unless it is about a UDP entry.
 func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	attributes := entryOf(message)
 	if attributes == nil {
@@ -149,7 +145,7 @@ func parseFlow(message []byte) (f UDPFlow, ok bool) {
 // Conntrack is a netlink socket for the connection tracking table.
 type Conntrack struct{ *nl.SocketHandle }
 
-// OpenConntrack opens a netlink socket for the connection tracking table. The caller closes the socket.
+// OpenConntrack opens a Conntrack, which the caller closes.
 func OpenConntrack() (Conntrack, error) {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -167,9 +163,9 @@ func (t Conntrack) request(operation, flags int, family uint8) *nl.NetlinkReques
 	return req
 }
 
-// walkUDP calls f for each UDP entry of the connection tracking table. The kernel can filter a dump by protocol only if the dump is for one
-// address family. walkUDP reads a small table in one unfiltered dump of both families. For a large table, one filtered dump per family is
-// faster: 65 ms for 100,000 entries, compared with 350 ms for an unfiltered dump.
+// walkUDP calls f for each UDP entry of the connection tracking table. The kernel can filter a dump by protocol only for one address
+// family, so a small table is read in one unfiltered dump of both. For a large one, a filtered dump per family is faster: 65 ms instead of
+// 350 ms for 100,000 entries.
 func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) error {
 	if len(families) > 1 && t.countConnections() < manyFlows {
 		return t.dump(unix.AF_UNSPEC, nil, f)
@@ -187,7 +183,7 @@ func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) err
 	return nil
 }
 
-// countConnections returns the number of tracked connections, or 0 if the kernel does not report this number.
+// countConnections returns the number of tracked connections, or 0 if the kernel does not report it.
 func (t Conntrack) countConnections() uint32 {
 	replies, err := t.request(ctGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC).Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil || len(replies) == 0 || len(replies[0]) < nl.SizeofNfgenmsg {
@@ -199,8 +195,8 @@ func (t Conntrack) countConnections() uint32 {
 	return 0
 }
 
-// udpFilter returns netlink attributes that limit a dump to UDP entries. If ports contains only one port, the attributes also limit the
-// dump to entries with this destination port. Kernels before 5.8 ignore the attributes.
+// udpFilter returns attributes that limit a dump to UDP entries, and to a destination port if there is only one. Kernels before 5.8 ignore
+// them.
 func udpFilter(ports []uint16) []*nl.RtAttr {
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	protocol := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
@@ -241,7 +237,7 @@ func (t Conntrack) deleteEntry(f UDPFlow) error {
 	return fault.Ignore(err, unix.ENOENT)
 }
 
-// matchingEntry returns the current entry for the packets of the flow f, in either direction, or nil if no entry exists.
+// matchingEntry returns the current entry for the packets of flow f, in either direction, or nil.
 func (t Conntrack) matchingEntry(f UDPFlow) []byte {
 	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, f.message[0])
 	req.AddData(nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, f.tuple))

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestDelFlowsAnswered (F-38): during the deletion of an entry, a reply in flight creates a reversed entry. DelUDP must delete the reversed
-// entry. If a new datagram of the client creates an entry, DelUDP must keep this entry.
+// TestDelFlowsAnswered (F-38): DelUDP also deletes the reversed entry that a reply in flight creates, but not one of the client's next
+// datagram.
 func TestDelFlowsAnswered(t *testing.T) {
 	newWire(t)
 	const udp = "17"
@@ -37,8 +37,7 @@ func TestDelFlowsAnswered(t *testing.T) {
 	}
 }
 
-// TestFlowFilter checks that the kernel applies the attributes of udpFilter. Otherwise, walkUDP would receive all connections of a busy
-// node.
+// TestFlowFilter: the kernel applies the attributes of udpFilter, without which walkUDP would receive all connections of a busy node.
 func TestFlowFilter(t *testing.T) {
 	newWire(t)
 	var flows []kerneltest.Flow

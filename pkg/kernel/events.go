@@ -17,31 +17,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event reports that a network interface (link) or a hardware device was added, removed or changed.
+// Event says that a network interface (link) or a hardware device was added, removed or changed.
 type Event struct {
 	Lost bool // the socket overflowed and some events were lost: anything may have changed
 
-	// The fields Link and Kind are set in an event about a link.
+	// set in an event about a link
 	Link string // its name
 	Kind string // as in Link; hardware has none
 
 	Device string // for a device: its folder below /sys, such as /devices/pci0000:3a/...
 }
 
-// kernelUevents is the multicast group on which the kernel sends uevents. The program udev sends its own events on group 2.
+// kernelUevents is the multicast group of the kernel's uevents. Those of udev are in group 2.
 const kernelUevents = 1
 
-// The constants are sizes in bytes, and the most datagrams of a round. Every datagram of the kernel is smaller than largestEvent. The
-// buffer of a socket takes about eight thousand messages, as many as a routing daemon causes in 100 ms.
+// Sizes in bytes, and the most datagrams of a round. Every datagram of the kernel is smaller than largestEvent. A socket's buffer takes
+// about eight thousand messages, as many as a routing daemon causes in 100 ms.
 const (
 	largestEvent = 64 << 10
 	eventRound   = 10_000 // datagrams
 	eventBuffer  = 4 << 20
 )
 
-// Events returns a channel of events about the devices of the node, and about links in the caller's namespace. In a user namespace, some
-// device events may be missing. If the receiver is too slow, it gets an event whose field Lost is true. Events closes the channel and the
-// sockets when ctx ends.
+// Events returns a channel of events about the node's devices, some of which may be missing in a user namespace, and about links in the
+// caller's namespace. A receiver that is too slow gets an event with Lost. The channel and the sockets are closed when ctx ends.
 func Events(ctx context.Context) (<-chan Event, error) {
 	links, err := subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -75,8 +74,8 @@ func Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// subscribe opens a socket that receives the messages of multicast groups. One goroutine can close the socket while another goroutine reads
-// from it. A subscription of package netlink ends when its socket overflows.
+// subscribe opens a socket for the messages of multicast groups, which one goroutine can close while another one reads. A subscription of
+// package netlink would end when its socket overflows.
 func subscribe(protocol int, groups ...uint32) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -96,8 +95,8 @@ func subscribe(protocol int, groups ...uint32) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// listen waits for datagrams and calls deliver with the events of all that have arrived, until the socket is closed. If the buffer of the
-// socket has overflowed, or if the socket is unreadable, the events contain "lost".
+// listen waits for datagrams and calls deliver with the events of all that have arrived, until the socket is closed. After an overflow, or
+// if the socket is unreadable, the events contain lost.
 func listen[E any](socket *os.File, parse func([]byte) []E, lost E, deliver func([]E)) {
 	conn, err := socket.SyscallConn()
 	buffer := make([]byte, largestEvent)
@@ -133,7 +132,7 @@ func listen[E any](socket *os.File, parse func([]byte) []E, lost E, deliver func
 // linkEvents returns the events in a datagram of rtnetlink(7) messages.
 func linkEvents(datagram []byte) []Event { return eachMessage(datagram, Event{Lost: true}, linkEvent) }
 
-// eachMessage returns the results of parse for the messages in a datagram, or "lost" if the datagram is malformed.
+// eachMessage returns the results of parse for the messages in a datagram, or lost if it is malformed.
 func eachMessage[E any](datagram []byte, lost E, parse func(syscall.NetlinkMessage) (E, bool)) (events []E) {
 	messages, err := syscall.ParseNetlinkMessage(datagram)
 	if err != nil {
@@ -147,8 +146,8 @@ func eachMessage[E any](datagram []byte, lost E, parse func(syscall.NetlinkMessa
 	return events
 }
 
-// linkEvent returns the event in a message about a link. linkEvent ignores messages of family AF_BRIDGE about bridge ports, because they do
-// not contain the kind of the link.
+// linkEvent returns the event in a message about a link. It ignores messages of family AF_BRIDGE about bridge ports, which lack the link's
+// kind.
 func linkEvent(m syscall.NetlinkMessage) (e Event, ok bool) {
 	if m.Header.Type != unix.RTM_NEWLINK && m.Header.Type != unix.RTM_DELLINK {
 		return e, false
@@ -161,8 +160,8 @@ func linkEvent(m syscall.NetlinkMessage) (e Event, ok bool) {
 		m.Data[0] != unix.AF_BRIDGE
 }
 
-// deviceEvents returns the event in a uevent message of the kernel. A uevent is a list of strings, and each string ends with a zero byte.
-// The first string has the format action@folder. Each other string has the format variable=value.
+// deviceEvents returns the event in a uevent message of the kernel: strings that end with a zero byte, of which the first one is
+// action@folder and the others are variable=value.
 func deviceEvents(datagram []byte) []Event {
 	head, _, _ := bytes.Cut(datagram, []byte{0})
 	_, device, ok := strings.Cut(string(head), "@")

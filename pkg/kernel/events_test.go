@@ -18,7 +18,6 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// The type eventLog collects the events that a test receives.
 type eventLog struct {
 	mu     sync.Mutex
 	events []Event
@@ -32,7 +31,6 @@ func (h *eventLog) take(events <-chan Event) {
 	}
 }
 
-// awaitEvent waits for an event that satisfies the given condition.
 func (h *eventLog) awaitEvent(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -48,8 +46,7 @@ func (h *eventLog) awaitEvent(t *testing.T, what string, is func(Event) bool) {
 	}
 }
 
-// TestEvents adds, renames, changes and removes a link. Each of these changes must send an event with the kind of the link. The channel
-// must be closed when the context ends.
+// TestEvents: adding, renaming, changing and removing a link each send an event with its kind. The channel is closed when the context ends.
 func TestEvents(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -74,8 +71,7 @@ func TestEvents(t *testing.T) {
 	<-ended
 }
 
-// TestEventsUntaken checks that a late receiver gets the events in order. When the context ends, the channel must be closed even if the
-// receiver has not read all events.
+// TestEventsUntaken: a late receiver gets the events in order. When the context ends, the channel is closed even if some are unread.
 func TestEventsUntaken(t *testing.T) {
 	h := host(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -95,8 +91,7 @@ func TestEventsUntaken(t *testing.T) {
 	}
 }
 
-// TestEventsOverflow checks that an overflow of the socket sends an event whose field Lost is true. Events after the overflow must still
-// arrive.
+// TestEventsOverflow: an overflow of the socket sends an event with Lost, and later events still arrive.
 func TestEventsOverflow(t *testing.T) {
 	h := host(t)
 	socket, err := subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
@@ -133,7 +128,7 @@ func TestEventsOverflow(t *testing.T) {
 	<-ended
 }
 
-// TestEventsEnd calls listen with an unreadable socket. listen must deliver an event whose field Lost is true, and must then return.
+// TestEventsEnd: with an unreadable socket, listen delivers an event with Lost and returns.
 func TestEventsEnd(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	kerneltest.Must(t, err)
@@ -186,7 +181,6 @@ func TestDeviceEvents(t *testing.T) {
 	}
 }
 
-// FuzzEvents checks that no datagram makes the event parsers panic.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("\x10\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	f.Add([]byte("add@/devices/virtual/net/veth0\x00ACTION=add\x00"))

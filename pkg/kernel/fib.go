@@ -22,11 +22,10 @@ type Match struct {
 	links     []int
 }
 
-// Through reports whether the output link of the route, or of one of its next hops, is the given link.
+// Through reports whether the route, or one of its next hops, leaves through the link.
 func (m Match) Through(link Link) bool { return slices.Contains(m.links, link.Index) }
 
-// FirstLink returns the ifindex of the output link of the route. For a multipath route, FirstLink returns the ifindex of the first next
-// hop.
+// FirstLink returns the ifindex of the link through which the route, or its first next hop, leaves.
 func (m Match) FirstLink() int {
 	if len(m.links) == 0 {
 		return 0
@@ -34,8 +33,8 @@ func (m Match) FirstLink() int {
 	return m.links[0]
 }
 
-// MatchRoute returns the route that the kernel selects for an address. MatchRoute sends only one request, even if many routes exist. If no
-// usable route matches, MatchRoute returns an error for which NoRoute returns true.
+// MatchRoute returns the route that the kernel selects for an address, in one request however many routes exist. NoRoute is true for the
+// error if no usable route matches.
 func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	route, err := n.routeGet(addr, &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil {
@@ -55,9 +54,8 @@ func (n *NS) MatchRoute(addr netip.Addr) (m Match, err error) {
 	return m, nil
 }
 
-// HasAddress reports whether the link has the address. HasAddress asks the kernel for the local route of the address. HasAddress needs only
-// one request, even if many addresses exist. If several links have the same address, HasAddress may return true only for the first of these
-// links.
+// HasAddress reports whether the link has the address. It asks for the address's local route, in one request however many addresses exist.
+// If several links have the address, only the first of them may count.
 func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	m, err := n.MatchRoute(addr)
 	if NoRoute(err) {
@@ -66,8 +64,8 @@ func (n *NS) HasAddress(link Link, addr netip.Addr) (bool, error) {
 	return err == nil && m.Local && m.Through(link), err
 }
 
-// AddConnected adds the connected route for an address of the link. Normally, the kernel itself adds the connected route of a new address.
-// AddConnected is a no-op if the route exists.
+// AddConnected adds the connected route of an address on the link, which the kernel normally adds itself. It is a no-op if the route
+// exists.
 func (n *NS) AddConnected(link Link, address netip.Prefix) error {
 	route := &netlink.Route{LinkIndex: link.Index, Dst: IPNet(address.Masked()), Protocol: unix.RTPROT_KERNEL}
 	if address.Addr().Is4() {

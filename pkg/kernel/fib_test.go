@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestMatchRoute checks the route that MatchRoute returns for local, connected, unreachable and multipath destinations. AddConnected must
-// restore a deleted connected route.
+// TestMatchRoute covers local, connected, unreachable and multipath destinations, and a deleted connected route that AddConnected restores.
 func TestMatchRoute(t *testing.T) {
 	w := newWire(t)
 	own := prefixes("10.1.0.2/24", "fd00::2/64")
@@ -66,7 +65,7 @@ func TestMatchRoute(t *testing.T) {
 	}
 }
 
-// TestLinkForwards checks that the fields Forwards4 and Forwards6 contain the forwarding settings in the sysctl files of the link.
+// TestLinkForwards: Forwards4 and Forwards6 equal the sysctl files of the link.
 func TestLinkForwards(t *testing.T) {
 	w := newWire(t)
 	for path, forwards := range map[string]func(Link) bool{

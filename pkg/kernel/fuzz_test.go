@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzPrefix checks that, for any input, Prefix returns a valid prefix or false.
+// FuzzPrefix: Prefix returns a valid prefix or false.
 func FuzzPrefix(f *testing.F) {
 	f.Add([]byte{10, 1, 0, 5}, []byte{255, 255, 255, 0})
 	f.Add([]byte{10, 1, 0, 5}, []byte{255, 0, 255, 0})
@@ -30,7 +30,7 @@ func FuzzPrefix(f *testing.F) {
 	})
 }
 
-// FuzzParseFlow checks that, for any message, parseFlow returns a complete UDP entry or false.
+// FuzzParseFlow: parseFlow returns a complete UDP entry or false.
 func FuzzParseFlow(f *testing.F) {
 	entry, _ := hex.DecodeString("020000003400018014000180080001000a00010108000200" +
 		"0a0001021c000280050001001100000006000200040000000600030000350000" +

@@ -7,8 +7,7 @@ import (
 	"net/netip"
 )
 
-// ValidGateway returns nil if an address can be the gateway of a subnet. Otherwise, ValidGateway returns an error with the reason. A
-// gateway outside the subnet is valid.
+// ValidGateway returns an error with the reason if an address cannot be the gateway of a subnet. It may be outside the subnet.
 func ValidGateway(subnet netip.Prefix, gw netip.Addr) error {
 	is := ""
 	switch {

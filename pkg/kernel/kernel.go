@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel reads and changes Linux networking: links, addresses, routes, qdiscs, connection tracking and sysctls. Package nft reads
-// and changes nf_tables. Method names follow ip(8). A method whose name is a noun changes nothing. A method whose name is a verb makes a
-// change. Methods with the prefix Ensure are idempotent. Each method makes its changes through fault.Change.
+// Package kernel reads and changes Linux networking, except nf_tables (package nft): links, addresses, routes, qdiscs, connection tracking
+// and sysctls. Names of methods follow ip(8): a noun changes nothing, a verb makes a change through fault.Change, and one with the prefix
+// Ensure is idempotent.
 package kernel
 
 import (
@@ -19,22 +19,20 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// requestTimeout is the timeout for one reply of the kernel. Most replies take microseconds, but deleting a link may take seconds on a busy
-// node.
+// requestTimeout limits the wait for one reply. Most take microseconds, but deleting a link may take seconds on a busy node.
 const requestTimeout = 30 * time.Second
 
-// NS is a handle to a network namespace. The function Host returns a handle to the namespace of the process. The function Open returns a
-// handle to the namespace of a pod.
+// NS is a handle to a network namespace: that of the process (Host) or of a pod (Open).
 type NS struct {
 	h *netlink.Handle
-	// These sockets are for netlink requests that netlink.Handle does not support.
+	// for netlink requests that netlink.Handle does not support
 	sockets map[int]*nl.SocketHandle
 	work    chan func() // runs functions on a thread inside the namespace; nil for the own namespace
 
 	sysctls map[string]*os.File // folders below /proc/sys/net, opened on first use
 }
 
-// Node is a handle to the namespace of the process. Some operations of Node are possible only in this namespace.
+// Node is a handle to the namespace of the process, for operations that are possible only there.
 type Node struct {
 	NS
 	NFT nft.Conn // closed with the Node
@@ -50,8 +48,8 @@ func Host() (*Node, error) {
 }
 
 func (n *NS) connect() (err error) {
-	// The handle must have exactly the family NETLINK_ROUTE. An empty netlink.Handle would silently work in the caller's namespace. Without an
-	// argument, NewHandle opens a socket for every family, which fails on a kernel without XFRM.
+	// Only the family NETLINK_ROUTE: an empty netlink.Handle would silently work in the caller's namespace, and NewHandle without an
+	// argument opens a socket for every family, which fails on a kernel without XFRM.
 	if n.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -60,7 +58,7 @@ func (n *NS) connect() (err error) {
 		n.h.Close()
 		return err
 	}
-	// If the kernel has too little memory, it may drop a reply. Without a timeout, a request whose reply is lost would never return.
+	// The kernel may drop a reply when memory is short, and the request would wait forever.
 	limit := unix.NsecToTimeval(requestTimeout.Nanoseconds())
 	_ = errors.Join(n.h.SetSocketTimeout(requestTimeout), s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit))
 	// Without this option (since 4.20), the kernel ignores most attributes of a dump request and returns all objects.
@@ -82,7 +80,7 @@ func nameOf(netns Namespace) string {
 	return "of a pod"
 }
 
-// Open opens the namespace of a pod. The caller must have checked that netns is the pod's namespace.
+// Open opens the namespace of a pod, which the caller must have checked to be the pod's.
 func Open(netns Namespace) (*NS, error) {
 	n := &NS{work: make(chan func())}
 	ready := make(chan error)
@@ -93,11 +91,10 @@ func Open(netns Namespace) (*NS, error) {
 	return n, nil
 }
 
-// serveThread moves its thread into the namespace, opens sockets there, and then runs the functions of n.work on that thread. After
-// serveThread has entered the namespace, it never unlocks the thread. The thread therefore ends with the goroutine, and no other goroutine
-// runs in the wrong namespace. The main thread must not enter the namespace, because it would then keep the namespace alive until the
-// process ends. If serveThread runs on the main thread, it starts another goroutine. The other goroutine gets another thread, because the
-// main thread is locked.
+// serveThread moves its thread into the namespace, opens sockets there, and runs the functions of n.work on it. It never unlocks the
+// thread, which therefore ends with the goroutine, so that no other goroutine runs in the wrong namespace. The main thread would keep the
+// namespace alive until the process ends, so there serveThread starts another goroutine, which gets another thread because the main one is
+// locked.
 func (n *NS) serveThread(netns Namespace, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -136,14 +133,13 @@ func (n *NS) Close() {
 	}
 }
 
-// Close releases the namespace. After a deletion in nf_tables, Close takes some milliseconds: the kernel waits for an RCU grace period
-// before it closes the socket.
+// Close releases the namespace. After a deletion in nf_tables, it waits some milliseconds for an RCU grace period of the kernel.
 func (n *Node) Close() {
 	n.NFT.Close()
 	n.NS.Close()
 }
 
-// inNamespace runs f() on a thread inside the namespace. On such a thread, /proc/sys/net contains the settings of the namespace.
+// inNamespace runs f on a thread inside the namespace, where /proc/sys/net has its settings.
 func (n *NS) inNamespace(f func() error) error {
 	if n.work == nil {
 		return f()

@@ -14,20 +14,20 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MaxLearned is the maximum number of MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7). The limit of 4,096 MACs
-// allows four MACs for each of the 1,024 possible ports. 4,096 entries need half a MiB of kernel memory. Without MaxLearned, a pod could
-// fill the memory with forged MACs. When the bridge has learned 4,096 MACs, it learns no others, and it floods frames to unknown MACs.
+// MaxLearned is the most MACs that a bridge of AddBridge learns (fdb_max_learned, since Linux 6.7): four for each of the 1,024 possible
+// ports, in half a MiB of kernel memory, which a pod could otherwise fill with forged MACs. After that, the bridge learns no others and
+// floods frames to unknown MACs.
 const MaxLearned = 4096
 
 // brFDBMaxLearned is IFLA_BR_FDB_MAX_LEARNED of include/uapi/linux/if_link.h, which package netlink lacks, like nf_call_iptables.
 const brFDBMaxLearned = 49
 
-// AddBridge creates a bridge that learns at most MaxLearned MACs. One request creates the bridge with all settings, so that a killed
-// process never leaves a partial bridge. The request also sets the MAC. Without a fixed MAC, a bridge takes the lowest MAC of its ports,
-// and udev could change the MAC. If "filtered" is true, AddBridge sets the options nf_call_iptables and nf_call_ip6tables of the bridge
-// (ip-link(8)). If the module br_netfilter is also loaded, IP rules of iptables and nftables see bridged packets. The sysctl
-// net.bridge.bridge-nf-call-iptables then has no effect on this bridge. If "vlans" is true, AddBridge enables VLAN filtering. The device
-// group of the bridge shows that AddBridge made it (Made). The error unix.EEXIST means that another interface already has this name.
+// AddBridge creates a bridge that learns at most MaxLearned MACs. One request makes all settings, so that a killed process never leaves a
+// partial bridge. Without a fixed MAC, the bridge would take the lowest of its ports, and udev could change it.
+//
+// filtered sets nf_call_iptables and nf_call_ip6tables (ip-link(8)), with which IP rules of iptables and nftables see bridged packets while
+// br_netfilter is loaded, whatever the sysctl net.bridge.bridge-nf-call-iptables says. vlans enables VLAN filtering. The bridge's device
+// group shows that AddBridge made it (Made). It returns unix.EEXIST if the name is taken.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered, vlans bool) error {
 	op, group, on := "link add "+name+" type bridge", uint32(bridgeGroup), nl.Uint8Attr(1)
 	settings := []*nl.RtAttr{attribute32(brFDBMaxLearned, MaxLearned)} // kernels before 6.7 ignore it
@@ -54,10 +54,9 @@ type Veth struct {
 	Master          int       // ifindex of the bridge for the host side
 }
 
-// AddVeth creates a veth pair with both ends down and returns the ifindex of the host side. One request creates the pair with names, MACs,
-// MTU, namespace and master (rtnetlink(7), RTM_NEWLINK with VETH_INFO_PEER), so that other programs never see a partial pair. Package
-// netlink needs two more requests, for the master and the ifindex. The error unix.EEXIST means that a link with one of the two names
-// exists.
+// AddVeth creates a veth pair with both ends down and returns the ifindex of the host side. One request sets names, MACs, MTU, namespace
+// and master (rtnetlink(7), RTM_NEWLINK with VETH_INFO_PEER), so that other programs never see a partial pair; package netlink needs three.
+// It returns unix.EEXIST if one of the names is taken.
 func (n *Node) AddVeth(v Veth) (int, error) {
 	var index int
 	err := fault.Change(fmt.Sprintf("link add %s type veth peer %s", v.Host, v.Pod), func() error {
@@ -92,7 +91,7 @@ func (v Veth) attributes() []*nl.RtAttr {
 	return list
 }
 
-// endAttrs returns the attributes of one end of a veth pair. An end has one queue: the kernel would make one for each CPU, use one, and
+// endAttrs returns the attributes of one end of a veth pair. It has one queue, because the kernel would make one for each CPU, use one, and
 // wait for an RCU grace period to switch the others off (netif_set_real_num_tx_queues).
 func endAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 	return append(linkAttrs(name, mac, mtu), attribute32(unix.IFLA_NUM_TX_QUEUES, 1), attribute32(unix.IFLA_NUM_RX_QUEUES, 1))
@@ -109,21 +108,19 @@ func linkAttrs(name string, mac net.HardwareAddr, mtu int) []*nl.RtAttr {
 	return attrs
 }
 
-// linkHeader returns the header of a netlink request about the link with this ifindex.
 func linkHeader(index int) *nl.IfInfomsg {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	return msg
 }
 
-// bridgeHeader returns the header of a netlink request about a bridge port.
 func bridgeHeader(port Link) *nl.IfInfomsg {
 	msg := linkHeader(port.Index)
 	msg.Family = unix.AF_BRIDGE
 	return msg
 }
 
-// Ports returns the names of a bridge's ports. Ports reads all links of the namespace, so it is slow on a node with many links.
+// Ports returns the names of a bridge's ports. It reads all links of the namespace, so it is slow if there are many.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	links, err := n.allLinks()
 	if err != nil {
@@ -149,9 +146,8 @@ func (n *NS) SetMAC(link Link, mac net.HardwareAddr) error {
 	})
 }
 
-// SetARPNotify sets the sysctl arp_notify of a link: the kernel then announces the IPv4 addresses of the link when the link comes up
-// (Documentation/networking/ip-sysctl.rst). The reference bridge plugin also sets arp_notify. Even with arp_notify, the kernel announces no
-// address when a new veth comes up for the first time.
+// SetARPNotify sets the sysctl arp_notify of a link, as the reference bridge plugin does: the kernel announces its IPv4 addresses when it
+// comes up (Documentation/networking/ip-sysctl.rst), except the first time a new veth does.
 func (n *NS) SetARPNotify(link Link) error {
 	return fault.Change("link set "+link.Name+" arp_notify 1", func() error {
 		return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(link.Index), nested(unix.IFLA_AF_SPEC,
@@ -164,9 +160,9 @@ func (n *NS) SetDown(link Link) error {
 	return fault.Change("link set "+link.Name+" down", func() error { return n.h.LinkSetDown(byIndex(link.Index)) })
 }
 
-// PinMTU sets a fixed MTU of a bridge. Without a fixed MTU, a bridge gets the smallest MTU of its ports from the kernel. A bridge with an
-// MTU below 1280 loses its IPv6 addresses. The kernel ignores a request for the current MTU, so PinMTU sets another MTU first. One system
-// call sends both requests, so that a killed process never leaves the bridge with the other MTU.
+// PinMTU sets a fixed MTU of a bridge. Otherwise the kernel gives it the smallest MTU of its ports, and below 1280 it loses its IPv6
+// addresses. The kernel ignores a request for the current MTU, so PinMTU sets another one first, in the same system call, so that a killed
+// process never leaves the bridge with that.
 func (n *Node) PinMTU(bridge Link, mtu int) error {
 	return fault.Change(fmt.Sprintf("link set %s mtu %d as fixed", bridge.Name, mtu), func() error {
 		conn, err := mdl.Dial(unix.NETLINK_ROUTE, nil)
@@ -200,8 +196,7 @@ func (n *NS) SetPromisc(link Link, on bool) error {
 	return fault.Change("link set "+link.Name+" promisc off", func() error { return n.h.SetPromiscOff(byIndex(link.Index)) })
 }
 
-// SetAllMulti makes a link receive all multicast frames if "on" is true. If "on" is false, the link receives only multicast frames to
-// groups that the namespace has joined.
+// SetAllMulti makes a link receive all multicast frames, or only those to groups that the namespace has joined.
 func (n *NS) SetAllMulti(link Link, on bool) error {
 	if on {
 		return fault.Change("link set "+link.Name+" allmulticast on", func() error { return n.h.LinkSetAllmulticastOn(byIndex(link.Index)) })
@@ -216,8 +211,7 @@ func (n *NS) SetMaster(link, bridge Link) error {
 	})
 }
 
-// DelLink deletes an interface. DelLink is a no-op if the interface is missing. Deleting one end of a veth pair also deletes the other
-// end.
+// DelLink deletes an interface, and with one end of a veth pair the other. It is a no-op if the interface is missing.
 func (n *NS) DelLink(name string) error {
 	return fault.Change("link del "+name, func() error {
 		link, ok, err := n.Link(name)
@@ -228,9 +222,8 @@ func (n *NS) DelLink(name string) error {
 	})
 }
 
-// SetUpLeader sets a link up, sets its alias, and makes the link the leader of a new device group, in one request. EnsureIFB adds the IFB
-// devices of the link to its group. DelGroup can delete the whole group in one request. Without a group, the deletion would take about 15
-// ms for each device (synchronize_net).
+// SetUpLeader sets a link up, sets its alias, and makes it the leader of a new device group, which EnsureIFB adds IFB devices to, in one
+// request. DelGroup deletes the group in one request, because the deletion of each device alone takes about 15 ms (synchronize_net).
 func (n *Node) SetUpLeader(link Link, alias string) error {
 	return fault.Change("link set "+link.Name+" up alias "+alias, func() error {
 		msg := linkHeader(link.Index)
@@ -240,9 +233,8 @@ func (n *Node) SetUpLeader(link Link, alias string) error {
 	})
 }
 
-// DelGroup deletes an interface and the device group that the interface leads. If the interface is already deleted, DelGroup deletes the
-// remaining devices of its group. DelGroup uses only the fields Name and Index of the link. DelGroup is a no-op if Index is 0, or if the
-// interface and its group are missing.
+// DelGroup deletes an interface and the device group that it leads, or what remains of the group. It uses only Name and Index of the link.
+// It is a no-op if Index is 0 or nothing is there.
 func (n *Node) DelGroup(link Link) error {
 	return fault.Change("link del "+link.Name+" and its group", func() error {
 		if link.Index == 0 {

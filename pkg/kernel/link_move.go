@@ -14,10 +14,10 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// MoveLink moves a link into another namespace and renames the link, in one request. In the new namespace, the link is down, has no
-// addresses, keeps its alternative names, and often has another ifindex. The error unix.EEXIST means that the target namespace already has
-// a link with the new name or with an alternative name of this link. After unix.EEXIST, the link is in its old namespace, but it may be
-// down, because MoveLink may have moved it back. The error unix.EINVAL means that the kernel cannot move links of this kind.
+// MoveLink moves a link into another namespace and renames it, in one request. There the link is down, has no addresses, keeps its
+// alternative names, and often has another ifindex. unix.EEXIST means that the target namespace has a link with the new name or an
+// alternative name of this one; the link is then in its old namespace, but may be down, because it was moved back. unix.EINVAL means that
+// the kernel cannot move links of this kind.
 func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s netns %s name %s", link.Name, nameOf(to), name), func() error {
 		err := n.move(link, to, name)
@@ -28,8 +28,7 @@ func (n *NS) MoveLink(link Link, to Namespace, name string) error {
 	})
 }
 
-// File opens the file of the namespace, for example as the target of MoveLink. File opens /proc/thread-self/ns/net, because
-// /proc/self/ns/net is the namespace of the main thread.
+// File opens the file of the namespace, for example for MoveLink. /proc/self/ns/net would be the main thread's.
 func (n *NS) File() (f *os.File, err error) {
 	err = n.inNamespace(func() (err error) {
 		f, err = os.Open("/proc/thread-self/ns/net")
@@ -43,9 +42,8 @@ func (n *NS) move(link Link, to Namespace, name string) error {
 		nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// moveBack moves a link back from the target namespace after a failed move. The kernel first moves the link under its old name and then
-// renames it (do_setlink in net/core/rtnetlink.c). If another link in the target namespace has the new name, the rename fails, and the
-// moved link keeps its old name there.
+// moveBack moves a link back from the target namespace after a failed move. The kernel moves it under its old name before it renames it
+// (do_setlink in net/core/rtnetlink.c), so it stays there with its old name if the new one is taken.
 func (n *NS) moveBack(link Link, from Namespace) error {
 	if now, ok, err := n.LinkByIndex(link.Index); err != nil || ok && now.Name == link.Name {
 		return err
@@ -70,29 +68,28 @@ func (n *NS) moveBack(link Link, from Namespace) error {
 	return nil
 }
 
-// Rename changes a link's name. Before Linux 6.2, the link must be down for a rename. The error unix.EEXIST means that another link has the
-// name.
+// Rename changes a link's name. Before Linux 6.2, the link must be down. It returns unix.EEXIST if another link has the name.
 func (n *NS) Rename(link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link set %s name %s", link.Name, name), func() error {
 		return n.h.LinkSetName(byIndex(link.Index), name)
 	})
 }
 
-// SetAlias sets the alias of a link. The command "ip link" prints the alias. An empty text removes the alias.
+// SetAlias sets the alias of a link, which "ip link" prints. An empty text removes it.
 func (n *NS) SetAlias(link Link, text string) error {
 	return fault.Change(fmt.Sprintf("link set %s alias %q", link.Name, text), func() error {
 		return n.h.LinkSetAlias(byIndex(link.Index), text)
 	})
 }
 
-// AddAltName adds an alternative name to a link. The error unix.EEXIST means that a link already has the same name or alternative name.
+// AddAltName adds an alternative name to a link. It returns unix.EEXIST if a link has it as its name or alternative name.
 func (n *NS) AddAltName(link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link property add dev %s altname %s", link.Name, name), func() error {
 		return n.h.LinkAddAltName(byIndex(link.Index), name)
 	})
 }
 
-// DelAltName removes an alternative name of a link. DelAltName is a no-op if the link does not have the name.
+// DelAltName removes an alternative name of a link. It is a no-op if the link does not have it.
 func (n *NS) DelAltName(link Link, name string) error {
 	return fault.Change(fmt.Sprintf("link property del dev %s altname %s", link.Name, name), func() error {
 		return fault.Ignore(n.h.LinkDelAltName(byIndex(link.Index), name), unix.ENOENT)
@@ -106,11 +103,10 @@ func (n *NS) SetTxQueue(link Link, packets int) error {
 	})
 }
 
-// DelXDP detaches all XDP programs of a link. XDP programs see received frames before the kernel's network stack. DelXDP returns unix.EBUSY
-// if a program is attached by a bpf link. The kernel detaches such a program only when its owner closes the bpf link.
+// DelXDP detaches all XDP programs of a link, which see received frames before the kernel's network stack. It returns unix.EBUSY if one is
+// attached by a bpf link, because the kernel detaches it only when its owner closes this.
 func (n *NS) DelXDP(link Link) error {
-	// The three modes of XDP programs are XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE and XDP_FLAGS_HW_MODE. A link with XDP_ATTACHED_MULTI (4) has
-	// programs in several modes.
+	// XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE and XDP_FLAGS_HW_MODE. With XDP_ATTACHED_MULTI (4), programs are in several modes.
 	modes := []uint32{1 << 2, 1 << 1, 1 << 3}
 	if mode := int(link.XDP); mode < 4 {
 		modes = modes[mode-1 : mode]
@@ -123,8 +119,7 @@ func (n *NS) DelXDP(link Link) error {
 	return nil
 }
 
-// setXDP attaches a loaded XDP program. The argument fd is the file descriptor of the program. If fd is -1, setXDP detaches the current
-// program. Package netlink can do that only in the caller's namespace.
+// setXDP attaches the XDP program fd, or detaches the current one if fd is -1, which package netlink can do only in the caller's namespace.
 func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	return fault.Change(fmt.Sprintf("link set %s xdp %d", link.Name, fd), func() error {
 		return n.sendChange(unix.RTM_SETLINK, 0, linkHeader(link.Index), nested(unix.IFLA_XDP|unix.NLA_F_NESTED,
@@ -132,7 +127,7 @@ func (n *NS) setXDP(link Link, fd int32, flags uint32) error {
 	})
 }
 
-// SetTraits changes the settings of a link to the values in "want". SetTraits sends only the settings that differ.
+// SetTraits changes the settings of a link that differ from want.
 func (n *NS) SetTraits(link Link, want Traits) error {
 	have := link.Traits
 	return fault.Change(fmt.Sprintf("link set %s %+v", link.Name, want), func() error {
@@ -169,7 +164,7 @@ func (n *NS) SetTraits(link Link, want Traits) error {
 	})
 }
 
-// These constants are attributes of rtnetlink(7) since Linux 6.3 (include/uapi/linux/if_link.h).
+// Attributes of rtnetlink(7) since Linux 6.3 (include/uapi/linux/if_link.h).
 const (
 	iflaGSOIPv4MaxSize = 63
 	iflaGROIPv4MaxSize = 64

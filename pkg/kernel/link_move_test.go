@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestAltNames adds and removes alternative names one by one. A second removal of the same name must not return an error.
+// TestAltNames adds and removes alternative names one by one. Removing one again is no error.
 func TestAltNames(t *testing.T) {
 	w := newWire(t)
 	names := func() []string { return mustLink(t, w.host, "kth0").AltNames }
@@ -41,8 +41,7 @@ func TestAltNames(t *testing.T) {
 	}
 }
 
-// TestReceiveModes checks that Link returns the settings that SetPromisc, SetAllMulti, SetMTU and Rename have made. The test also resets
-// the settings.
+// TestReceiveModes: Link returns what SetPromisc, SetAllMulti, SetMTU and Rename have set and reset.
 func TestReceiveModes(t *testing.T) {
 	w := newWire(t)
 	for _, on := range []bool{true, false} {
@@ -60,7 +59,7 @@ func TestReceiveModes(t *testing.T) {
 	}
 }
 
-// TestLinkOf checks that LinkOf finds no link for an unknown device, and that the field Device of a veth is empty.
+// TestLinkOf: LinkOf finds no link for an unknown device, and a veth has no Device.
 func TestLinkOf(t *testing.T) {
 	w := newWire(t)
 	if link, ok, err := w.pod.LinkOf("0000:3b:11.0"); ok || err != nil || link.Name != "" {
@@ -71,7 +70,7 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// TestMoveLinkBadNamespace checks that MoveLink returns an error for an invalid namespace and does not move the link.
+// TestMoveLinkBadNamespace: MoveLink into an invalid namespace returns an error and leaves the link.
 func TestMoveLinkBadNamespace(t *testing.T) {
 	w := newWire(t)
 	f, err := os.Open(os.DevNull)
@@ -85,8 +84,7 @@ func TestMoveLinkBadNamespace(t *testing.T) {
 	}
 }
 
-// TestMoveLinkTaken: another link in the target namespace has the new name. The moved link must stay in its namespace and keep its old
-// name. The kernel may detect the conflict before or after the move.
+// TestMoveLinkTaken: if the new name is taken, the link stays in its namespace with its old name, whenever the kernel detects the conflict.
 func TestMoveLinkTaken(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -119,7 +117,7 @@ func TestMoveLinkTaken(t *testing.T) {
 			kerneltest.Must(t, h.DelAltName(link, c.alias))
 		}
 	}
-	// The pod has a link with the old name and a link with the new name, so the kernel detects the conflict before the move.
+	// The pod has links with the old and the new name, so the kernel detects the conflict before the move.
 	addBridge(t, pod, "kth1")
 	link := mustLink(t, h, "kth1")
 	kerneltest.Must(t, h.SetUp(link))
@@ -129,14 +127,14 @@ func TestMoveLinkTaken(t *testing.T) {
 	if got := mustLink(t, h, "kth1"); got.Index != link.Index || !got.Up {
 		t.Errorf("it was %+v, and is %+v", link, got)
 	}
-	// The pod has a link with the old name, but no link with the new name. Both moves must succeed: the move to the pod and the move back.
+	// The pod has only a link with the old name, so the move to the pod and the move back succeed.
 	kerneltest.Must(t, h.MoveLink(link, netns, "net1"))
 	moved := mustLink(t, pod, "net1")
 	kerneltest.Must(t, pod.MoveLink(moved, own, "kth1"))
 	mustLink(t, h, "kth1")
 }
 
-// loadXDP loads a program that passes every frame (return XDP_PASS; include/uapi/linux/bpf.h).
+// loadXDP loads a program that passes every frame (XDP_PASS in include/uapi/linux/bpf.h).
 func loadXDP(t *testing.T) int32 {
 	t.Helper()
 	code := []uint64{0x2_0000_00b7, 0x95} // r0 = 2; exit
@@ -159,7 +157,6 @@ func loadXDP(t *testing.T) int32 {
 	return int32(fd)
 }
 
-// TestNICDelXDP checks that DelXDP detaches a program in each mode.
 func TestNICDelXDP(t *testing.T) {
 	w, program := newWire(t), loadXDP(t)
 	for _, mode := range []uint32{unix.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_DRV_MODE} {

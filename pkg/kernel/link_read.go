@@ -28,13 +28,12 @@ type Link struct {
 	Promis bool
 	Master int // ifindex of the bridge, or 0
 	Peer   int // ifindex of the other end in its namespace, or 0: only a hint, PeerOf is evidence
-	// PeerNetns is the ID of the peer's namespace (ip-netns(8)), or -1 if the peer is in the same namespace.
+	// PeerNetns is the ID of the peer's namespace (ip-netns(8)), or -1 if it is the same.
 	PeerNetns int
 	Port      BridgePort
 	PortState PortState
 	Reserved  bool // the port is set as by SetReserved, or the kernel does not report that (before 4.15)
-	// The field AllMulti is true only if a program enabled the all-multicast mode of the link. The field Promis is also true for every bridge
-	// port.
+	// AllMulti is true only if a program enabled it, whereas Promis is also true for every bridge port.
 	AllMulti bool
 	AltNames []string // in the order of ip(8)
 	Alias    string   // free text
@@ -44,21 +43,19 @@ type Link struct {
 	PermMAC  net.HardwareAddr // permanent MAC of the device; nil if it has none, and for VFs with some drivers
 	Device   string           // its device, such as a PCI address (since Linux 5.14); a veth has none
 	conf6    []byte           // IPv6 settings, 4 bytes each
-	// Forwards4 and Forwards6 report whether the link forwards received packets. Forwards4 is the IPv4 setting "forwarding" of the link.
-	// Forwards6 is the IPv6 setting force_forwarding of the link, which exists since Linux 6.17. The method NS.Forwards returns the IPv6
-	// setting that applies to all links.
+	// Forwards4 and Forwards6 report whether the link forwards received packets. They are the IPv4 setting "forwarding" and the IPv6
+	// setting force_forwarding (since Linux 6.17) of the link. NS.Forwards returns the IPv6 setting for all links.
 	Forwards4, Forwards6 bool
 
-	// Filtered is the bridge setting nf_call_iptables (ip-link(8)). If Filtered is true and br_netfilter is loaded, iptables and nftables see
-	// bridged packets.
+	// Filtered is a bridge's nf_call_iptables (ip-link(8)): iptables and nftables see bridged packets while br_netfilter is loaded.
 	Filtered bool
-	// The following fields are set only for a bridge.
+	// set only for a bridge
 	FiltersVLANs bool
 	DefaultVLAN  uint16 // VLAN of a new port, or 0
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
 }
 
-// Traits contains the settings of ip-link(8) that a link keeps when the link moves to another namespace.
+// Traits are settings of ip-link(8) that a link keeps when it moves to another namespace.
 type Traits struct {
 	NoARP       bool   `json:"noARP,omitempty"`
 	NoMulticast bool   `json:"noMulticast,omitempty"`
@@ -66,7 +63,7 @@ type Traits struct {
 	Broadcast   string `json:"broadcast,omitempty"` // broadcast MAC, formatted as net.HardwareAddr
 	Mode        uint8  `json:"mode,omitempty"`      // 0, or 1 for dormant
 	Group       uint32 `json:"group,omitempty"`
-	// The fields with the suffix MaxSize are in bytes. The field GSOMaxSegs is a number of segments.
+	// MaxSize is in bytes, MaxSegs in segments.
 	GSOMaxSize     uint32 `json:"gsoMaxSize,omitempty"`
 	GSOMaxSegs     uint32 `json:"gsoMaxSegs,omitempty"`
 	GROMaxSize     uint32 `json:"groMaxSize,omitempty"`
@@ -74,7 +71,7 @@ type Traits struct {
 	GROIPv4MaxSize uint32 `json:"groIPv4MaxSize,omitempty"`
 }
 
-// These constants are attributes of rtnetlink(7) that the imported packages lack (include/uapi/linux/if_link.h, ip.h).
+// Attributes of rtnetlink(7) that the imported packages lack (include/uapi/linux/if_link.h, ip.h).
 const (
 	iflaInetConf    = 1
 	iflaInet6Conf   = 2
@@ -82,33 +79,29 @@ const (
 	confARPNotify   = 22 // IPV4_DEVCONF_ARP_NOTIFY
 )
 
-// The map conf6 contains the index of each IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
+// conf6 is the index of each IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
 var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42,
 	"enhanced_dad": 46, "force_forwarding": 59}
 
-// groupBase is the first number of the device groups that SetUpLeader uses. The number is large, because admins usually use small numbers
-// for their device groups.
+// groupBase is the first device group of SetUpLeader. It is large, because admins usually take small numbers.
 const groupBase = 0x4000_0000
 
-// bridgeGroup and filteredGroup are the device groups of bridges that AddBridge makes, without and with iptables rules for bridged packets.
-// They differ from all groups of SetUpLeader.
+// bridgeGroup and filteredGroup, which SetUpLeader never uses, are the groups of AddBridge without and with iptables for bridged packets.
 const bridgeGroup, filteredGroup = groupBase - 1, groupBase - 2
 
-// Made reports whether the link is a bridge that AddBridge made.
+// Made reports whether AddBridge made the bridge.
 func (l Link) Made() bool { return l.Traits.Group == bridgeGroup || l.MadeFiltered() }
 
 // MadeFiltered reports whether AddBridge made the bridge with iptables rules for bridged packets.
 func (l Link) MadeFiltered() bool { return l.Traits.Group == filteredGroup }
 
-// groupOf returns the number of the device group whose leader is the link with the given ifindex.
+// groupOf returns the device group that the link with the given ifindex leads.
 func groupOf(index int) uint32 { return groupBase | uint32(index) }
 
-// LeadsGroup reports whether SetUpLeader has made the link the leader of a device group. DelGroup deletes the link together with its device
-// group.
+// LeadsGroup reports whether SetUpLeader has made the link the leader of a device group, with which DelGroup deletes it.
 func (l Link) LeadsGroup() bool { return l.Traits.Group == groupOf(l.Index) }
 
-// Lacks compares the given settings with the values that the link had when it was read. Lacks returns each setting whose value was
-// different or unknown. The path of each setting begins with ipv6/conf/<name of the link>/.
+// Lacks returns the settings, all below ipv6/conf/<name of the link>/, whose value differed or was unknown when the link was read.
 func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	for _, s := range settings {
 		if value, known := l.Conf6(strings.TrimPrefix(s.Path, "ipv6/conf/"+l.Name+"/")); !known || fmt.Sprint(value) != s.Value {
@@ -118,8 +111,7 @@ func (l Link) Lacks(settings ...Sysctl) (lacks []Sysctl) {
 	return lacks
 }
 
-// Conf6 returns the value that a setting below ipv6/conf/<name of the link>/ had when the link was read. The result "known" is false if the
-// kernel does not report the setting.
+// Conf6 returns the value of a setting below ipv6/conf/<name of the link>/ when the link was read. known is false if it was not reported.
 func (l Link) Conf6(setting string) (value int32, known bool) {
 	at, known := conf6[setting]
 	if known = known && len(l.conf6) >= 4*(at+1); known {
@@ -128,12 +120,12 @@ func (l Link) Conf6(setting string) (value int32, known bool) {
 	return value, known
 }
 
-// Link returns an interface by name. The result ok reports whether an interface with the given name exists.
+// Link returns an interface by name. ok is false if it does not exist.
 func (n *NS) Link(name string) (link Link, ok bool, err error) {
 	return n.link(nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 }
 
-// LinkByIndex returns an interface by ifindex. The result ok reports whether an interface with the given ifindex exists.
+// LinkByIndex returns an interface by ifindex. ok is false if it does not exist.
 func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	if index == 0 {
 		return Link{}, false, nil
@@ -141,12 +133,12 @@ func (n *NS) LinkByIndex(index int) (link Link, ok bool, err error) {
 	return n.link(linkHeader(index))
 }
 
-// pollPause is the polling interval for state that the kernel changes without a notification.
+// pollPause is the polling interval for state that changes without a notification.
 const pollPause = 200 * time.Microsecond
 
 // AwaitCarrier waits until the link has a carrier (Link.Runs) or is deleted, or until the deadline. After a link comes up, a kernel work
-// item activates its queue and its bridge port, up to a second later (net/core/link_watch.c). Until the work item has run, the link drops
-// frames. Since Linux 6.7, the kernel runs the work item at once when a program reads the link.
+// item activates its queue and its bridge port up to a second later (net/core/link_watch.c), and frames are dropped until then. Since Linux
+// 6.7, reading the link makes the kernel do that at once.
 func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	for {
 		now, ok, err := n.LinkByIndex(link.Index)
@@ -157,8 +149,8 @@ func (n *NS) AwaitCarrier(link Link, until time.Time) error {
 	}
 }
 
-// LinkOf returns the network interface of a device. The argument device is, for example, the PCI address of a VF. The result ok is false if
-// the namespace has no interface of the device. LinkOf reads all links of the namespace, so it is slow on a node with many links.
+// LinkOf returns the network interface of a device, such as the PCI address of a VF. ok is false if the namespace has none. It reads all
+// links of the namespace, so it is slow if there are many.
 func (n *NS) LinkOf(device string) (link Link, ok bool, err error) {
 	replies, err := n.listObjects(unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC))
 	for _, message := range replies {
@@ -187,7 +179,7 @@ func (n *NS) link(header *nl.IfInfomsg, attributes ...*nl.RtAttr) (link Link, ok
 	return link, true, nil
 }
 
-// readLink requests the data of one link and returns the kernel's reply. Package netlink would also ask for the VFs of a PF, which is slow.
+// readLink returns the kernel's data about one link. Package netlink would also ask for the VFs of a PF, which is slow.
 func (n *NS) readLink(header *nl.IfInfomsg, attributes ...*nl.RtAttr) (message []byte, ok bool, err error) {
 	replies, err := n.send(unix.RTM_GETLINK, unix.NLM_F_ACK, header, attributes...)
 	if errors.Is(err, unix.ENODEV) {
@@ -211,8 +203,7 @@ func parseLink(message []byte) (Link, error) {
 	link := Link{Index: a.Index, Name: a.Name, Kind: l.Type(), MAC: a.HardwareAddr, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0,
 		Runs: a.OperState == netlink.OperUp, Promis: a.Promisc != 0, Master: a.MasterIndex, Peer: a.ParentIndex, PeerNetns: a.NetNsID,
 		AllMulti: a.Allmulti != 0, AltNames: a.AltNames, Alias: a.Alias, PermMAC: a.PermHWAddr, Device: a.ParentDev}
-	// If a program sets a bridge up before it adds the first port, the bridge has a carrier, but the kernel reports its operational state as
-	// unknown.
+	// If a bridge is set up before its first port is added, the kernel reports its state as unknown, although it has a carrier.
 	link.Runs = link.Runs || link.Kind == "bridge" && a.OperState == netlink.OperUnknown && a.RawFlags&unix.IFF_LOWER_UP != 0
 	link.TxQueue = max(a.TxQLen, 0)
 	link.Traits = Traits{NoARP: a.RawFlags&unix.IFF_NOARP != 0, NoMulticast: a.RawFlags&unix.IFF_MULTICAST == 0,
@@ -246,8 +237,7 @@ func parseLink(message []byte) (Link, error) {
 	return link, nil
 }
 
-// attributeAt returns the value of a nested netlink attribute, or nil if it is missing. The path contains the types of the attributes from
-// the outermost to the innermost.
+// attributeAt returns the value of a nested netlink attribute, or nil. path contains the types from the outermost to the innermost.
 func attributeAt(attributes []byte, path ...uint16) []byte {
 	for _, kind := range path {
 		attributes = attributeOf(attributes, kind)
@@ -255,12 +245,11 @@ func attributeAt(attributes []byte, path ...uint16) []byte {
 	return attributes
 }
 
-// textAt returns the text in a nested netlink attribute.
 func textAt(attributes []byte, path ...uint16) string {
 	return unix.ByteSliceToString(attributeAt(attributes, path...))
 }
 
-// attributeOf returns the value of the first netlink attribute of the given type, or nil if the attribute is missing.
+// attributeOf returns the value of the first netlink attribute of the type, or nil if it is missing.
 func attributeOf(attributes []byte, kind uint16) []byte {
 	for k, value := range attributesIn(attributes) {
 		if k == kind {

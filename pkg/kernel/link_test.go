@@ -28,7 +28,7 @@ func mac(s string) net.HardwareAddr {
 	return m
 }
 
-// TestAddVeth checks that AddVeth sets all requested properties of a pair and leaves both ends down.
+// TestAddVeth: AddVeth sets all requested properties of a pair and leaves both ends down.
 func TestAddVeth(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -79,7 +79,7 @@ func TestAddVethDefaults(t *testing.T) {
 	}
 }
 
-// TestAddVethExists checks that AddVeth returns EEXIST and changes nothing if another link has one of the names.
+// TestAddVethExists: AddVeth returns EEXIST and changes nothing if one of the names is taken.
 func TestAddVethExists(t *testing.T) {
 	h := host(t)
 	pod, netns := podNS(t)
@@ -129,7 +129,7 @@ func TestBridge(t *testing.T) {
 	}
 	t.Cleanup(func() { kerneltest.Must(t, h.DelLink("kth0")) })
 	kerneltest.Must(t, h.SetUp(link), h.SetPromisc(link, true))
-	// Without a fixed MAC, the bridge would have the MAC of its port, because the MAC of the port is lower.
+	// Without a fixed MAC, the bridge would have that of its port, which is lower.
 	if got := mustLink(t, h, "kt0"); got.MAC.String() != address.String() || !got.Up || !got.Promis || got.Kind != "bridge" {
 		t.Errorf("got %+v", got)
 	}
@@ -139,7 +139,7 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-// TestLacks checks that the IPv6 settings in Link are equal to the values in the sysctl files.
+// TestLacks: the IPv6 settings in Link equal the sysctl files.
 func TestLacks(t *testing.T) {
 	w := newWire(t)
 	for name := range conf6 {
@@ -196,7 +196,7 @@ func TestMissingLinks(t *testing.T) {
 	}
 }
 
-// TestDelGroup checks that DelGroup deletes a link and the devices of its group, but no other link.
+// TestDelGroup: DelGroup deletes a link and the devices of its group, but no other link.
 func TestDelGroup(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.SetUpLeader(w.hostSide, "shop/web-0"))
@@ -220,8 +220,7 @@ func TestDelGroup(t *testing.T) {
 	}
 }
 
-// TestDelGroupAlone checks that DelGroup deletes a link that leads no group. If another program has deleted the leader of a group, DelGroup
-// must delete the other devices of the group.
+// TestDelGroupAlone: DelGroup deletes a link without a group, and the rest of a group whose leader another program deleted.
 func TestDelGroupAlone(t *testing.T) {
 	w := newWire(t)
 	kerneltest.Must(t, w.host.DelGroup(mustLink(t, w.host, "kth0")))
@@ -252,7 +251,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TestNamespacesApart checks that changes in a pod's namespace do not affect the host's links and sysctls.
+// TestNamespacesApart: changes in a pod's namespace do not affect the host's links and sysctls.
 func TestNamespacesApart(t *testing.T) {
 	kerneltest.Clean(t)
 	pod, _ := podNS(t)

@@ -23,7 +23,6 @@ func host(t testing.TB) *Node {
 	return n
 }
 
-// podNS creates a pod and opens its namespace with Open.
 func podNS(t testing.TB) (*NS, *os.File) {
 	t.Helper()
 	f, err := os.Open(kerneltest.NewPod(t).Path)
@@ -38,7 +37,7 @@ func podNS(t testing.TB) (*NS, *os.File) {
 	return n, f
 }
 
-// The types *NS (for a pod) and *Node (for the host) implement the interface namespace.
+// namespace is what *NS (of a pod) and *Node (of the host) have in common.
 type namespace interface {
 	Link(name string) (Link, bool, error)
 	AddBridge(name string, mac net.HardwareAddr, mtu int, filtered, vlans bool) error
@@ -46,8 +45,7 @@ type namespace interface {
 	DelLink(name string) error
 }
 
-// A wire is a test network: a bridge on the host, a pod, and a veth pair that connects the pod to the bridge. All links are up and have no
-// addresses.
+// wire is a bridge on the host, a pod, and a veth pair between them. All links are up and have no addresses.
 type wire struct {
 	host                      *Node
 	pod                       *NS
@@ -97,7 +95,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// records() takes a snapshot of the host and returns the lines that contain all the given texts.
+// records returns the lines of a snapshot of the host that contain all parts.
 func records(t testing.TB, parts ...string) []string {
 	t.Helper()
 	return kerneltest.Records(t, parts...)

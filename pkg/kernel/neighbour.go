@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Neighbour returns the MAC in the neighbour entry of an address on a link. Neighbour returns nil if the entry is missing, or if the kernel
-// must still verify the entry.
+// Neighbour returns the MAC in the neighbour entry of an address on a link, or nil if there is none or the kernel must still verify it.
 func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || len(known.HardwareAddr) == 0 ||
@@ -26,8 +25,8 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	return known.HardwareAddr, nil
 }
 
-// neighbourOf returns the neighbour entry of an address, or nil if the entry is missing. On Linux before 5.0, neighbourOf always returns
-// nil, because older kernels cannot look up a single entry. Package netlink reads only the whole table.
+// neighbourOf returns the neighbour entry of an address, or nil. Linux before 5.0 cannot look up a single entry, so there it always returns
+// nil. Package netlink reads only the whole table.
 func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	replies, err := n.send(unix.RTM_GETNEIGH, unix.NLM_F_ACK, &netlink.Ndmsg{Family: familyOf(addr.Is4()), Index: uint32(link.Index)},
 		nl.NewRtAttr(unix.NDA_DST, addr.AsSlice()))
@@ -40,9 +39,9 @@ func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {
 	return netlink.NeighDeserialize(replies[0])
 }
 
-// ForgetNeighbour removes the neighbour entry of an address on a link if the MAC in the entry differs from mac. With a stale entry, the
-// kernel would send to an unused MAC for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and ucast_solicit).
-// ForgetNeighbour keeps an entry that an admin added (NUD_PERMANENT).
+// ForgetNeighbour removes the neighbour entry of an address on a link if it has another MAC, unless an admin added it (NUD_PERMANENT). With
+// a stale entry, the kernel would send to an unused MAC for up to a minute (neigh/*/base_reachable_time_ms, delay_first_probe_time and
+// ucast_solicit).
 func (n *NS) ForgetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr) error {
 	known, err := n.neighbourOf(link, addr)
 	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT != 0 || bytes.Equal(known.HardwareAddr, mac) {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestForgetNeighbour checks that ForgetNeighbour removes an entry with another MAC, except for an admin's permanent entry.
+// TestForgetNeighbour: ForgetNeighbour removes an entry with another MAC, unless it is an admin's permanent one.
 func TestForgetNeighbour(t *testing.T) {
 	w := newWire(t)
 	now, old := mac("02:00:00:00:00:07"), mac("02:00:00:00:00:08")

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Nexthop is a nexthop object (ip-nexthop(8)). Routes refer to a nexthop object by its ID. Therefore, one change of a nexthop object
-// changes the gateway of many routes. Package netlink has no nexthop objects.
+// Nexthop is a nexthop object (ip-nexthop(8)), which package netlink lacks. Routes refer to it by its ID, so one change moves many routes
+// to another gateway.
 type Nexthop struct {
 	ID      uint32
 	Gateway netip.Addr // may have another family than the route
@@ -23,7 +23,7 @@ type Nexthop struct {
 	OnLink  bool       // the gateway is on-link without a route to it
 }
 
-// String formats a nexthop object like ip-nexthop(8), with the ifindex of its link.
+// String formats the object like ip-nexthop(8), with the ifindex of its link.
 func (h Nexthop) String() string {
 	text := fmt.Sprintf("id %d via %s dev %d", h.ID, h.Gateway, h.Link)
 	if h.OnLink {
@@ -32,14 +32,13 @@ func (h Nexthop) String() string {
 	return text
 }
 
-// FoundNexthop is an existing nexthop object. Gateway is zero for nexthop groups and blackholes.
+// FoundNexthop is an existing nexthop object. Gateway is zero for groups and blackholes.
 type FoundNexthop struct {
 	Nexthop
 	Protocol int // of the program that added it
 }
 
-// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter nexthop objects by protocol. On kernels before
-// 5.3, Nexthops returns an empty list, because older kernels have no nexthop objects.
+// Nexthops returns the nexthop objects of all programs, because the kernel cannot filter them by protocol. Kernels before 5.3 have none.
 func (n *NS) Nexthops() (list []FoundNexthop, err error) {
 	replies, err := n.listObjects(unix.RTM_GETNEXTHOP, &nhmsg{})
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil {
@@ -66,13 +65,12 @@ func parseNexthop(message []byte) (h FoundNexthop, ok bool) {
 	return h, h.ID != 0
 }
 
-// AddNexthop adds a nexthop object. The error unix.EEXIST means that another nexthop object has the ID.
+// AddNexthop adds a nexthop object. It returns unix.EEXIST if the ID is taken.
 func (n *NS) AddNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop add ", h, protocol, unix.NLM_F_EXCL)
 }
 
-// ReplaceNexthop changes the nexthop object with the given ID. If the ID is unused, ReplaceNexthop adds the object. This one request
-// affects all routes that refer to the nexthop object.
+// ReplaceNexthop adds a nexthop object, or changes it for all routes that refer to it, in one request.
 func (n *NS) ReplaceNexthop(h Nexthop, protocol int) error {
 	return n.setNexthop("nexthop replace ", h, protocol, unix.NLM_F_REPLACE)
 }
@@ -90,8 +88,7 @@ func (n *NS) setNexthop(op string, h Nexthop, protocol, flags int) error {
 	})
 }
 
-// DelNexthop deletes a nexthop object. The kernel also deletes all routes that refer to the object. DelNexthop is a no-op if the object is
-// missing.
+// DelNexthop deletes a nexthop object and, with it, all routes that refer to it. It is a no-op if the object is missing.
 func (n *NS) DelNexthop(id uint32) error {
 	return fault.Change(fmt.Sprintf("nexthop del id %d", id), func() error {
 		return fault.Ignore(n.sendChange(unix.RTM_DELNEXTHOP, 0, &nhmsg{}, attribute32(unix.NHA_ID, id)), unix.ENOENT)
@@ -105,7 +102,7 @@ func lacksNexthops(err error) error {
 	return err
 }
 
-// The type nhmsg is the header of netlink messages about nexthop objects (struct nhmsg in include/uapi/linux/nexthop.h).
+// nhmsg is the header of messages about nexthop objects (struct nhmsg in include/uapi/linux/nexthop.h).
 type nhmsg struct {
 	family, scope, protocol byte
 	flags                   uint32
@@ -113,10 +110,8 @@ type nhmsg struct {
 
 const sizeofNhmsg = 8
 
-// Len returns the length of the header in bytes.
 func (*nhmsg) Len() int { return sizeofNhmsg }
 
-// Serialize returns the bytes of the header.
 func (m *nhmsg) Serialize() []byte {
 	return binary.NativeEndian.AppendUint32([]byte{m.family, m.scope, m.protocol, 0}, m.flags)
 }

@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestNexthops checks that Nexthops returns an added object with its protocol. A second AddNexthop of the same object must fail.
-// ReplaceNexthop of an existing object and DelNexthop of a missing object must succeed.
+// TestNexthops: Nexthops returns an object with its protocol. Adding it again fails; replacing it and deleting a missing one do not.
 func TestNexthops(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -47,8 +46,8 @@ func TestNexthops(t *testing.T) {
 	check()
 }
 
-// TestProtocolRoutes checks that ProtocolRoutes returns only routes of the main table that have the given protocol. DelProtocolRoute must
-// keep the routes of other programs to the same prefix.
+// TestProtocolRoutes: ProtocolRoutes returns the main table's routes of a protocol. DelProtocolRoute keeps other programs' to the same
+// prefix.
 func TestProtocolRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -103,8 +102,7 @@ func TestProtocolRoutes(t *testing.T) {
 	}
 }
 
-// TestVXLAN checks that EnsureVXLAN creates a device with the requested properties. EnsureVXLAN must recreate the device only if the kernel
-// cannot change the existing device. EnsureVXLAN must keep the device of another program.
+// TestVXLAN: EnsureVXLAN creates a device, and recreates it only if the kernel cannot change it. It keeps another program's device.
 func TestVXLAN(t *testing.T) {
 	n, _ := podNS(t)
 	const group = 142
@@ -149,8 +147,7 @@ func TestVXLAN(t *testing.T) {
 	ensure(0)
 }
 
-// TestTunnelEntries adds, replaces, reads and deletes forwarding entries and permanent neighbours. The deletion of a missing entry must not
-// return an error.
+// TestTunnelEntries adds, replaces, reads and deletes forwarding entries and permanent neighbours. Deleting a missing one is no error.
 func TestTunnelEntries(t *testing.T) {
 	n, _ := podNS(t)
 	link, _, err := n.EnsureVXLAN(VXLAN{Name: "vx0", VNI: 42, Port: 8472, Local: netip.MustParseAddr("192.0.2.1")}, 142)

@@ -22,7 +22,7 @@ func trialsWithPF() []trial {
 		{"VF to PF", vfToPF}, {"VLAN", vfVLAN}, {"MAC", vfMAC}, {"rates, link state and 802.1ad", vfUntested}}
 }
 
-// testedPF returns the PF and its current settings for VF 0, and restores the settings of VF 0 when the test ends.
+// testedPF returns the PF and its settings for VF 0, and restores them when the test ends.
 func (c card) testedPF(t *testing.T) (Link, VF) {
 	t.Helper()
 	pf := mustLink(t, c.host, c.PF)
@@ -40,8 +40,7 @@ func mustVF(t *testing.T, n *Node, pf Link, index int) VF {
 	return vf
 }
 
-// vfSettings checks that SetVF can change each setting of a VF separately, and that the other VF keeps its settings. One further call of
-// SetVF must restore all settings.
+// vfSettings: SetVF changes each setting of a VF alone, and leaves the other VF. One more call restores all settings.
 func vfSettings(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	other := mustVF(t, c.host, pf, 1)
@@ -76,7 +75,7 @@ func vfSettings(t *testing.T, c card) {
 	}
 }
 
-// vfRefused checks that the error of SetVF contains the setting that the driver refused.
+// vfRefused: the error of SetVF contains the setting that the driver refused.
 func vfRefused(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	for _, s := range []struct {
@@ -107,8 +106,7 @@ func vfUntested(t *testing.T, _ card) {
 	t.Skip("igb refuses minimum rates, link states and 802.1ad, and Debian's kernels have no netdevsim, which takes them")
 }
 
-// vfJoined checks that, if the driver refuses some settings, SetVF applies the other settings. When SetVF later restores the settings, it
-// must not send the refused settings.
+// vfJoined: SetVF applies the other settings if the driver refuses some, and does not send the refused ones when it restores the settings.
 func vfJoined(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	want, on := before, true
@@ -125,7 +123,7 @@ func vfJoined(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 0, now, before))
 }
 
-// vfDevice checks that the field Device of a VF's link contains the PCI address of the VF, and that LinkOf finds the link by this address.
+// vfDevice: a VF's link has the VF's PCI address as its Device, by which LinkOf finds it.
 func vfDevice(t *testing.T, c card) {
 	pod := newInside(t)
 	for _, f := range c.VFs {
@@ -143,8 +141,7 @@ func vfDevice(t *testing.T, c card) {
 	}
 }
 
-// vfReturns deletes a namespace with a VF. The VF must return to the host with the name that it had in the namespace. The PF must keep its
-// settings for the VF.
+// vfReturns: when a namespace is deleted, its VF returns to the host with the name that it had there, and the PF keeps its settings.
 func vfReturns(t *testing.T, c card) {
 	pod := newInside(t)
 	pf, before := c.testedPF(t)
@@ -174,7 +171,7 @@ func vfReturns(t *testing.T, c card) {
 		c.host.SetPromisc(vf, false))
 }
 
-// vfVLAN checks that two VFs in the same VLAN can reach each other. A VF in a VLAN and a VF without VLAN must not reach each other.
+// vfVLAN: two VFs in the same VLAN reach each other, but not a VF without a VLAN.
 func vfVLAN(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	tagged := before
@@ -197,8 +194,7 @@ func vfVLAN(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.SetVF(pf, 1, tagged, other))
 }
 
-// vfMAC sets the MAC of a VF through the PF, and checks that the VF has this MAC after its driver is bound again. After this bind, the pod
-// must not be able to change the MAC of the VF until the PF resets the MAC.
+// vfMAC: a MAC that the PF sets takes effect when the VF's driver is bound again. The pod cannot change it until the PF resets it.
 func vfMAC(t *testing.T, c card) {
 	pf, before := c.testedPF(t)
 	admin, device := before, c.VFs[0].Device
@@ -217,7 +213,7 @@ func vfMAC(t *testing.T, c card) {
 	if err := c.host.SetMAC(vf, mac("02:00:00:00:00:11")); !errors.Is(err, unix.EADDRNOTAVAIL) || err.Error() != "link set "+vf.Name+words {
 		t.Error(err)
 	}
-	// A zero MAC makes the PF reset the MAC of the VF. Restoring the previous MAC would set a MAC that the pod cannot change.
+	// A zero MAC makes the PF reset that of the VF. Restoring the previous one would set a MAC that the pod cannot change.
 	none := before
 	none.MAC = make(net.HardwareAddr, 6)
 	kerneltest.Must(t, c.host.SetVF(pf, 0, admin, none), c.host.SetMAC(vf, mac("02:00:00:00:00:11")))
@@ -226,7 +222,7 @@ func vfMAC(t *testing.T, c card) {
 	}
 }
 
-// vfToPF checks that a pod with a VF and the host with the PF can reach each other.
+// vfToPF: a pod with a VF and the host with the PF reach each other.
 func vfToPF(t *testing.T, c card) {
 	pf := mustLink(t, c.host, c.PF)
 	address := netip.MustParsePrefix("10.9.0.9/24")

@@ -19,14 +19,13 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// A card contains the network card for a test and the namespace of the host.
+// card is the network card of a test and the namespace of the host.
 type card struct {
 	kerneltest.NIC
 	host  *Node
 	netns *os.File
 }
 
-// The type trial contains the name and the function of a test that uses a network card.
 type trial struct {
 	name string
 	run  func(*testing.T, card)
@@ -37,15 +36,14 @@ func trials() []trial {
 		{"VF to VF", vfToVF}}
 }
 
-// TestNICVeths runs the tests for network cards with veths instead of VFs. Veths have no PF, and the kernel deletes them together with
-// their namespace.
+// TestNICVeths runs the trials with veths, which have no PF, and which the kernel deletes together with their namespace, instead of VFs.
 func TestNICVeths(t *testing.T) {
 	for _, trial := range trials() {
 		t.Run(trial.name, func(t *testing.T) { trial.run(t, newCard(t, kerneltest.FakeNIC)) })
 	}
 }
 
-// TestNICReal runs the tests for network cards with the VFs of a real card. TestNICReal also runs further tests that need a PF.
+// TestNICReal runs the trials with the VFs of a real card, and those that need a PF.
 func TestNICReal(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	t.Cleanup(func() { kerneltest.SetNumVFs(t, pf, 0) })
@@ -64,7 +62,6 @@ func newCard(t *testing.T, nic func(testing.TB, int) kerneltest.NIC) card {
 	return c
 }
 
-// The type openPod is a pod whose namespace is open.
 type openPod struct {
 	*NS
 	pod   *sandbox.Pod
@@ -85,7 +82,7 @@ func newInside(t *testing.T) openPod {
 	return p
 }
 
-// moveVF moves a VF into a pod under a new name, and back to the host. The VF must keep its MAC, its MTU and its alternative names.
+// moveVF: a VF keeps its MAC, MTU and alternative names when it moves into a pod under a new name and back.
 func moveVF(t *testing.T, c card) {
 	pod := newInside(t)
 	vf := mustLink(t, c.host, c.VFs[0].Name)
@@ -110,8 +107,7 @@ func moveVF(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelAltName(vf, "kt-slot-1"), c.host.SetMTU(vf, 1500))
 }
 
-// moveVFTaken: a link in the pod already has the new name or an alternative name of a VF. The VF must then stay on the host. A later move
-// with an unused name must succeed.
+// moveVFTaken: a VF whose new or alternative name is taken in the pod stays on the host. A later move with an unused name succeeds.
 func moveVFTaken(t *testing.T, c card) {
 	pod := newInside(t)
 	addBridge(t, pod, "net1")
@@ -136,7 +132,7 @@ func moveVFTaken(t *testing.T, c card) {
 	mustLink(t, c.host, name)
 }
 
-// moveVFBack checks that a VF stays in the pod if another link on the host already has its name.
+// moveVFBack: a VF stays in the pod if another link on the host has its name.
 func moveVFBack(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -151,8 +147,7 @@ func moveVFBack(t *testing.T, c card) {
 	kerneltest.Must(t, c.host.DelLink(name), pod.MoveLink(mustLink(t, pod, "net1"), c.netns, name))
 }
 
-// setInPod checks that a VF keeps the settings that a pod has changed. The host must be able to reset all of these settings for the next
-// pod.
+// setInPod: a VF keeps the settings that a pod has changed, and the host can reset all of them for the next pod.
 func setInPod(t *testing.T, c card) {
 	pod := newInside(t)
 	name := c.VFs[0].Name
@@ -182,13 +177,12 @@ func setInPod(t *testing.T, c card) {
 	}
 }
 
-// The type end is a pod or the host, as the source or the destination of a packet.
+// end is the source or destination of a packet, a pod or the host.
 type end struct {
 	do func(func() error) error
 	ip netip.Addr
 }
 
-// giveVF moves a VF into a new pod, adds an address and sets the VF up.
 func (c card) giveVF(t *testing.T, vf int, ip string) end {
 	t.Helper()
 	pod := newInside(t)
@@ -201,7 +195,7 @@ func (c card) giveVF(t *testing.T, vf int, ip string) end {
 	return end{pod.pod.Do, netip.MustParseAddr(ip)}
 }
 
-// canReach sends packets until one of them arrives at the end "to". canReach returns false if no packet arrives in the given time.
+// canReach sends packets until one arrives at the other end. It returns false if none does in time.
 func (e end) canReach(t *testing.T, to end, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
@@ -226,7 +220,7 @@ func (e end) canReach(t *testing.T, to end, within time.Duration) bool {
 	return false
 }
 
-// vfToVF checks that two pods with VFs of the same card can reach each other.
+// vfToVF: two pods with VFs of the same card reach each other.
 func vfToVF(t *testing.T, c card) {
 	a, b := c.giveVF(t, 0, "10.9.0.1"), c.giveVF(t, 1, "10.9.0.2")
 	if !a.canReach(t, b, 20*time.Second) || !b.canReach(t, a, 20*time.Second) {

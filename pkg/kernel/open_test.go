@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestOpenLeaves checks that Close releases a pod's namespace completely, so that the kernel deletes the namespace and the veth pair.
+// TestOpenLeaves: Close releases a pod's namespace completely, so that the kernel deletes it and the veth pair.
 func TestOpenLeaves(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

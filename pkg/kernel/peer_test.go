@@ -9,7 +9,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestPeerOf checks that PeerOf finds the peer of a link. PeerOf must not return a link of another pair that has the same ifindexes.
+// TestPeerOf: PeerOf finds the peer of a link, and no link of another pair with the same ifindexes.
 func TestPeerOf(t *testing.T) {
 	w := newWire(t)
 	pod, err := w.pod.File()
@@ -19,8 +19,7 @@ func TestPeerOf(t *testing.T) {
 	elsewhere, err := os.Open(other.Path)
 	kerneltest.Must(t, err)
 	defer elsewhere.Close()
-	// Both ends of the forged pair are in the namespace of the second pod, "other". The forged pair has the same ifindexes as the real pair
-	// between host and pod.
+	// Both ends of the forged pair are in the second pod, with the ifindexes of the real pair between host and pod.
 	kerneltest.Must(t, other.Do(func() error { return kerneltest.ForgePair("veth", "eth0", w.podSide.Index, "q", w.hostSide.Index) }))
 	inOther, err := Open(elsewhere)
 	kerneltest.Must(t, err)

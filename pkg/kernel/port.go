@@ -12,13 +12,12 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// BridgePort contains the flags of a bridge port. The zero value contains the kernel's default flags for a new port.
+// BridgePort is the flags of a bridge port. The zero value is the kernel's default for a new one.
 type BridgePort struct {
 	Hairpin  bool // a frame may leave by the port on which it arrived
 	Isolated bool // no frames pass between isolated ports
 	Locked   bool // accepts only frames from a MAC that the bridge knows
-	// With NoFlood, the bridge does not send frames for unknown MACs through the port. With NoMulticastFlood, the bridge does not send
-	// multicast frames through the port. With NoBroadcastFlood, the bridge does not send broadcast frames through the port.
+	// the bridge sends no frames for unknown MACs, no multicast or no broadcast frames through the port
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
 }
 
@@ -28,7 +27,7 @@ type PortState uint8
 // PortForwarding is the only state in which a port forwards frames.
 const PortForwarding PortState = 3
 
-// String returns the name that bridge-link(8) uses for the state.
+// String returns the state's name in bridge-link(8).
 func (s PortState) String() string {
 	if names := []string{"disabled", "listening", "learning", "forwarding", "blocking"}; int(s) < len(names) {
 		return names[s]
@@ -36,7 +35,7 @@ func (s PortState) String() string {
 	return fmt.Sprint(uint8(s))
 }
 
-// portFlag is one flag of a bridge port: its name in bridge-link(8), its netlink attribute and its value.
+// portFlag is a flag of a bridge port: its name in bridge-link(8), netlink attribute and value.
 type portFlag struct {
 	name      string
 	attribute int
@@ -49,8 +48,7 @@ func (p BridgePort) flags() []portFlag {
 		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
 }
 
-// Unlike compares the flags of the bridge port p with the flags of another port. Unlike returns a text with the flags that differ, and with
-// their values in p, for example "hairpin true". Unlike returns "" if the flags are equal.
+// Unlike returns the flags that differ from those of other, with their values in p, for example "hairpin true", or "".
 func (p BridgePort) Unlike(other BridgePort) string {
 	var words []string
 	for i, flag := range p.flags() {
@@ -61,8 +59,7 @@ func (p BridgePort) Unlike(other BridgePort) string {
 	return strings.Join(words, ", ")
 }
 
-// parsePort parses the netlink attributes of a bridge port. If the kernel does not report a flag, parsePort uses the default value of the
-// flag.
+// parsePort parses the netlink attributes of a bridge port. A flag that the kernel does not report has its default value.
 func parsePort(attributes []byte) (p BridgePort, state PortState) {
 	is := func(attribute, value byte) bool {
 		got := attributeAt(attributes, uint16(attribute))
@@ -76,8 +73,8 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
 }
 
-// SetPort changes the flags of a bridge port to the values in "want", in one request. SetPort is a no-op if the flags are already equal.
-// Package netlink sends one request for each flag, and lacks IFLA_BRPORT_LOCKED.
+// SetPort changes the flags of a bridge port to want, in one request. It is a no-op if they are equal. Package netlink sends one request
+// for each flag, and lacks IFLA_BRPORT_LOCKED.
 func (n *NS) SetPort(port Link, want BridgePort) error {
 	change := want.Unlike(port.Port)
 	if change == "" {
@@ -101,16 +98,15 @@ func switched(on bool) []byte {
 	return nl.Uint8Attr(0)
 }
 
-// reservedMask has one bit for each address from 01:80:c2:00:00:00 to 01:80:c2:00:00:0f. The bit for pause frames is not set, because a
-// bridge always drops pause frames.
+// reservedMask has one bit for each address from 01:80:c2:00:00:00 to 0f, except that of pause frames, which a bridge always drops.
 const reservedMask = 0xfffd
 
-// SetReserved makes a bridge port treat frames to reserved group addresses, such as LLDP frames, like ordinary frames (group_fwd_mask in
-// ip-link(8)). By default, the port device itself receives frames to reserved addresses. The bridge learns the source MAC of these frames,
-// but bridge rules do not see the frames. Kernels before 4.15 ignore group_fwd_mask.
+// SetReserved makes a bridge port treat frames to reserved group addresses, such as LLDP, like ordinary ones (group_fwd_mask in ip-link(8),
+// which kernels before 4.15 ignore). By default the port device itself receives them: the bridge learns their source MAC, but its rules do
+// not see them.
 func (n *NS) SetReserved(link Link) error { return n.setGroupForward(link, reservedMask) }
 
-// ResetReserved restores the default group_fwd_mask of a bridge port after SetReserved.
+// ResetReserved restores the default group_fwd_mask of a bridge port.
 func (n *NS) ResetReserved(link Link) error { return n.setGroupForward(link, 0) }
 
 func (n *NS) setGroupForward(link Link, mask uint16) error {

@@ -8,7 +8,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestBridgePort checks that SetPort changes only the flags that differ, and that Link returns the changed flags.
+// TestBridgePort: SetPort changes only the flags that differ, and Link returns them.
 func TestBridgePort(t *testing.T) {
 	w := newWire(t)
 	all := BridgePort{true, true, true, true, true, true}

@@ -25,7 +25,7 @@ const rtaNHID = 30 // RTA_NH_ID of include/uapi/linux/rtnetlink.h, which package
 // defaultMetric6 is the kernel's IP6_RT_PRIO_USER (include/net/ip6_route.h).
 const defaultMetric6 = 1024
 
-// Explicit returns a copy of the route with an explicit metric. If an IPv6 route has no metric, Explicit sets the kernel's default metric.
+// Explicit returns the route with the kernel's default metric if it is an IPv6 route without one.
 func (r ProtocolRoute) Explicit() ProtocolRoute {
 	if r.Metric == 0 && r.Dst.Addr().Is6() {
 		r.Metric = defaultMetric6
@@ -47,7 +47,7 @@ func (r ProtocolRoute) String() string {
 	return text
 }
 
-// FoundRoute is an existing route of the main table. FoundRoute always contains the metric, even if it is the kernel's default.
+// FoundRoute is an existing route of the main table, whose metric is always explicit.
 type FoundRoute struct {
 	ProtocolRoute
 	Protocol int  // of the program that added it
@@ -55,8 +55,7 @@ type FoundRoute struct {
 	message  []byte
 }
 
-// ProtocolRoutes returns the routes of the main table with the given protocol, or all routes of the main table if protocol is 0. The kernel
-// filters the routes, so ProtocolRoutes is fast even if other programs have many routes.
+// ProtocolRoutes returns the main table's routes of a protocol, or all if it is 0. The kernel filters, so other routes do not slow it down.
 func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewRtMsg()
@@ -66,7 +65,7 @@ func (n *NS) ProtocolRoutes(protocol int) (list []FoundRoute, err error) {
 			return nil, fmt.Errorf("route show: %w", err)
 		}
 		for _, message := range replies {
-			// Without IPv6, the kernel returns routes of other address families for an IPv6 request.
+			// Without IPv6, the kernel answers an IPv6 request with routes of other families.
 			if r, ok := parseRoute(message); ok && message[0] == family {
 				list = append(list, r)
 			}
@@ -95,14 +94,12 @@ func parseRoute(message []byte) (r FoundRoute, ok bool) {
 	return r, r.Dst.IsValid()
 }
 
-// AddProtocolRoute adds a route. The error unix.EEXIST means that the table already contains a route with the same prefix and metric, from
-// any program.
+// AddProtocolRoute adds a route. It returns unix.EEXIST if the table has a route with the same prefix and metric, from any program.
 func (n *NS) AddProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route add ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 }
 
-// ReplaceProtocolRoute replaces the first route with the same prefix and metric, even if another program added it. If no such route exists,
-// ReplaceProtocolRoute adds the new route. The kernel loses no packet during the replacement.
+// ReplaceProtocolRoute adds a route, or replaces the first one with its prefix and metric, even another program's, without losing packets.
 func (n *NS) ReplaceProtocolRoute(r ProtocolRoute, protocol int) error {
 	return n.setRoute("route replace ", r, protocol, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 }
@@ -124,7 +121,7 @@ func (n *NS) setRoute(op string, r ProtocolRoute, protocol, flags int) error {
 	})
 }
 
-// DelProtocolRoute deletes a route by prefix, protocol and metric. DelProtocolRoute is a no-op if the route is missing.
+// DelProtocolRoute deletes a route by prefix, protocol and metric. It is a no-op if the route is missing.
 func (n *NS) DelProtocolRoute(r ProtocolRoute, protocol int) error {
 	return fault.Change("route del "+r.String(), func() error {
 		header := nl.NewRtDelMsg()
@@ -161,7 +158,6 @@ func (n *NS) Describe(r FoundRoute) string {
 	return text
 }
 
-// describeHop formats the gateway and the link of a next hop.
 func (n *NS) describeHop(body []byte, link uint16) (text string) {
 	gateway := attributeOf(body, unix.RTA_GATEWAY)
 	if via := attributeOf(body, unix.RTA_VIA); len(via) > 2 { // the family precedes the address
@@ -186,7 +182,7 @@ func routeTypes() map[uint8]string {
 		unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw"}
 }
 
-// protocolName returns the name of a route protocol from the file rt_protos of iproute2, or its number.
+// protocolName returns the name of a route protocol in iproute2's rt_protos, or its number.
 func protocolName(protocol int) string {
 	names := map[int]string{unix.RTPROT_REDIRECT: "redirect", unix.RTPROT_KERNEL: "kernel", unix.RTPROT_BOOT: "boot",
 		unix.RTPROT_STATIC: "static", unix.RTPROT_RA: "ra", unix.RTPROT_ZEBRA: "zebra", unix.RTPROT_BIRD: "bird", unix.RTPROT_DHCP: "dhcp",

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// The type qdisc is a queueing discipline of a link (tc(8)).
+// qdisc is a queueing discipline of a link (tc(8)).
 type qdisc struct {
 	link           int
 	handle, parent uint32
@@ -22,7 +22,6 @@ type qdisc struct {
 	Counters
 }
 
-// send sends a request about the qdisc q.
 func (q qdisc) send(n *NS, verb, flags int, options ...*nl.RtAttr) ([][]byte, error) {
 	if q.kind != "" {
 		options = append([]*nl.RtAttr{nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(q.kind))}, options...)
@@ -42,8 +41,8 @@ func (q qdisc) del(n *NS) error {
 	return fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)
 }
 
-// qdiscAt returns the qdisc of a link below the given parent handle. The result ok is false if no qdisc exists there. The request needs the
-// flag NLM_F_ECHO. Without NLM_F_ECHO, the kernel sends the reply only to subscribers of the multicast group.
+// qdiscAt returns the qdisc of a link below the parent handle. ok is false if there is none. Without NLM_F_ECHO, the kernel would reply
+// only to subscribers of the multicast group.
 func (n *NS) qdiscAt(link Link, parent uint32) (q qdisc, ok bool, err error) {
 	replies, err := qdisc{link: link.Index, parent: parent}.send(n, unix.RTM_GETQDISC, unix.NLM_F_ECHO)
 	err = fault.Ignore(err, unix.ENOENT, unix.EINVAL, unix.ENODEV)

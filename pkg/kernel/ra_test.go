@@ -51,8 +51,7 @@ func advertised(t *testing.T, h *Node, link Link) bool {
 	return len(routes) > 0
 }
 
-// TestKeepRouterAdvertisements calls KeepRouterAdvertisements and then enables IPv6 forwarding. The kernel must keep the default route from
-// a router advertisement.
+// TestKeepRouterAdvertisements: the kernel keeps the default route of a router advertisement when IPv6 forwarding is enabled later.
 func TestKeepRouterAdvertisements(t *testing.T) {
 	h := host(t)
 	router, netns := podNS(t)
@@ -82,8 +81,7 @@ func TestKeepRouterAdvertisements(t *testing.T) {
 	}
 }
 
-// TestKeepRouterAdvertisementsFails checks that KeepRouterAdvertisements returns an error if it cannot read the forwarding setting. On a
-// kernel without IPv6, KeepRouterAdvertisements must return no error.
+// TestKeepRouterAdvertisementsFails: an unreadable forwarding setting is an error, but a kernel without IPv6 is not.
 func TestKeepRouterAdvertisementsFails(t *testing.T) {
 	h, err := Host()
 	kerneltest.Must(t, err)

@@ -17,17 +17,15 @@ import (
 
 const clsact = 0xffff0000 // ffff:, the handle of the ingress and clsact qdiscs
 
-// redirectPriority is the priority of the redirect filter: the highest possible number. The kernel runs filters with lower numbers first,
-// so filters of other programs run before the redirect. If a program adds a filter without a priority, the kernel assigns a priority of at
-// most 49152.
+// redirectPriority is the highest number, so that all other filters run first; the kernel chooses at most 49152 for those without one.
 const redirectPriority = 65535
 
 // referencePriority is the priority of the filter of the reference bandwidth plugin.
 const referencePriority = 1
 
-// EnsureIFB returns the intermediate functional block device (ifb) with the given name. If the ifb is missing, EnsureIFB creates it with
-// the MTU of the link. The ifb is up and belongs to the device group that the link leads. After a redirect to an ifb, a frame passes
-// through the qdisc of the ifb. Then the kernel processes the frame as usual (tc-mirred(8)).
+// EnsureIFB returns the intermediate functional block device (ifb) with this name, or creates it with the MTU of the link. It is up and in
+// the device group that the link leads. A frame that is redirected to it passes through its qdisc, and is then processed as usual
+// (tc-mirred(8)).
 func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	err := fault.Change("link add "+name+" type ifb", func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -45,7 +43,7 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	if err == nil && (!ok || link.Kind != "ifb") {
 		err = fmt.Errorf("link %s is no ifb", name)
 	}
-	// An existing ifb may be outside the group of the link. DelGroup would not delete such an ifb, so EnsureIFB adds the ifb to the group.
+	// An existing ifb may be outside the link's group, with which DelGroup must delete it.
 	if err == nil && of.LeadsGroup() && link.Traits.Group != of.Traits.Group {
 		err = fault.Change("link set "+name+" group", func() error { return n.h.LinkSetGroup(byIndex(link.Index), int(of.Traits.Group)) })
 	}
@@ -55,10 +53,9 @@ func (n *NS) EnsureIFB(name string, of Link) (Link, error) {
 	return link, err
 }
 
-// Redirect redirects all received frames of one link to another link with a filter. Redirect uses an existing ingress or clsact qdisc, or
-// adds a clsact qdisc. Redirect never adds an ingress qdisc, because an ingress qdisc would prevent other programs from adding a clsact
-// qdisc. If an old filter does not match short frames (RedirectsLong), Redirect adds the new filter before it deletes the old filter. The
-// rate limit of a running pod therefore stays in effect. Redirect is a no-op if a filter already redirects all frames to the same link.
+// Redirect redirects all received frames of one link to another. It uses an existing ingress or clsact qdisc, or adds a clsact qdisc,
+// because an ingress one would prevent other programs from adding clsact. It adds its filter before it deletes an old one that misses short
+// frames (RedirectsLong), so that a running pod's rate limit stays in effect. It is a no-op if a filter already redirects all frames there.
 func (n *NS) Redirect(from, to Link) error {
 	found := false
 	err := fault.Change("qdisc add dev "+from.Name+" clsact", func() error {
@@ -89,8 +86,8 @@ func (n *NS) Redirect(from, to Link) error {
 	return n.delRedirects(from, to, true)
 }
 
-// addRedirect adds the redirect filter. The selector of the filter has no key, because a u32 key reads 4 bytes after the Ethernet header. A
-// frame with fewer bytes matches no key, not even a key with mask 0.
+// addRedirect adds the redirect filter. Its selector has no key, because a u32 key reads 4 bytes after the Ethernet header, and a frame
+// with fewer bytes matches none, not even one with mask 0.
 func (n *NS) addRedirect(from, to Link) error {
 	return fault.Change(fmt.Sprintf("filter add dev %s ingress redirect dev %s", from.Name, to.Name), func() error {
 		return missingFeature(n.h.FilterAdd(&netlink.U32{
@@ -115,16 +112,15 @@ func redirectAttrs(link Link) netlink.FilterAttrs {
 // Redirection says which of the received frames a link redirects to another link.
 type Redirection int
 
-// These constants are the values of Redirection, from no frames to all frames. The filter of the reference bandwidth plugin has the value
-// RedirectsLong.
+// Values of Redirection, from no frames to all. The filter of the reference bandwidth plugin has RedirectsLong.
 const (
 	RedirectsNone Redirection = iota // no frames, or only some protocols or contents
 	RedirectsLong                    // frames with at least 4 bytes after the Ethernet header and VLAN tag
 	RedirectsAll
 )
 
-// Redirected reports which frames the u32 filters of one link redirect to another link. Redirected considers filters of any priority,
-// because the filter of the reference bandwidth plugin does not have the priority redirectPriority.
+// Redirected reports which frames the u32 filters of one link, of any priority, redirect to another link. The reference bandwidth plugin's
+// has another priority than redirectPriority.
 func (n *NS) Redirected(from, to Link) (Redirection, error) {
 	list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
 	return redirectSource{from, list}.redirectionTo(to.Index), err
@@ -143,16 +139,14 @@ func redirectionOf(f netlink.Filter) Redirection {
 	return RedirectsAll
 }
 
-// listFilters returns the filters for the received or for the sent frames of a link. The list is empty if the link was deleted or has no
-// qdisc for filters.
+// listFilters returns a link's filters for received or sent frames: none if the link was deleted or has no qdisc for filters.
 func (n *NS) listFilters(link Link, parent uint32) (list []netlink.Filter, err error) {
 	list, err = dump(func() ([]netlink.Filter, error) { return n.h.FilterList(byIndex(link.Index), parent) })
 	err = fault.Ignore(err, unix.EINVAL, unix.ENOENT, unix.ENODEV)
 	return list, wrapped("filter show dev "+link.Name, err)
 }
 
-// redirectsTo returns the ifindex of the link to which a filter redirects packets. redirectsTo returns 0 if the target link was deleted,
-// and -1 if the filter does not redirect.
+// redirectsTo returns the ifindex of the target of a u32 filter: 0 if the target was deleted, -1 if the filter does not redirect.
 func redirectsTo(f netlink.Filter) int {
 	if _, ok := f.(*netlink.U32); !ok {
 		return -1
@@ -160,8 +154,8 @@ func redirectsTo(f netlink.Filter) int {
 	return redirectTarget(f, netlink.TCA_EGRESS_REDIR)
 }
 
-// RedirectedFrom returns a link that redirects its received frames to the given link. The result ok is false if no link redirects to the
-// given link. RedirectedFrom reads every link with an ingress or clsact qdisc.
+// RedirectedFrom returns a link that redirects its received frames to the given one. ok is false if there is none. It reads every link with
+// an ingress or clsact qdisc.
 func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	list, err := n.redirectSources()
 	for _, r := range list {
@@ -172,10 +166,10 @@ func (n *NS) RedirectedFrom(to Link) (from Link, ok bool, err error) {
 	return Link{}, false, err
 }
 
-// RedirectPair contains two links: From redirects its received frames to To.
+// RedirectPair is two links: From redirects its received frames to To.
 type RedirectPair struct{ From, To Link }
 
-// RedirectedLong returns the pairs of links whose redirect filter does not match short frames (RedirectsLong).
+// RedirectedLong returns the pairs whose redirect filter misses short frames (RedirectsLong).
 func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
 	list, err := n.redirectSources()
 	for _, r := range list {
@@ -193,13 +187,12 @@ func (n *NS) RedirectedLong() (pairs []RedirectPair, err error) {
 	return pairs, err
 }
 
-// redirectSource contains a link and its filters for received frames.
+// redirectSource is a link with its filters for received frames.
 type redirectSource struct {
 	link    Link
 	filters []netlink.Filter
 }
 
-// redirectionTo returns which frames the filters redirect to the link with the given ifindex.
 func (r redirectSource) redirectionTo(index int) Redirection {
 	most := RedirectsNone
 	for _, f := range r.filters {
@@ -210,8 +203,7 @@ func (r redirectSource) redirectionTo(index int) Redirection {
 	return most
 }
 
-// redirectSources returns each link with an ingress or clsact qdisc, together with the filters of the link. If some links are unreadable,
-// redirectSources returns the other links and an error.
+// redirectSources returns the links with an ingress or clsact qdisc and their filters, and an error about those that are unreadable.
 func (n *NS) redirectSources() (found []redirectSource, err error) {
 	list, err := n.qdiscs()
 	for _, q := range list {
@@ -230,9 +222,9 @@ func (n *NS) redirectSources() (found []redirectSource, err error) {
 	return found, err
 }
 
-// DelRedirect removes the redirect from one link to another link, including a redirect that the reference bandwidth plugin added.
-// DelRedirect also removes an ingress qdisc that has no other filters. DelRedirect removes a clsact qdisc only if "owned" is true, because
-// another program may have added the qdisc for its own filters. DelRedirect is a no-op if the redirect is missing.
+// DelRedirect removes the redirect from one link to another, also one of the reference bandwidth plugin, and an ingress qdisc without other
+// filters. It removes a clsact qdisc only if owned is set, because another program may have added it for its own filters. It is a no-op if
+// the redirect is missing.
 func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	if err := n.delRedirects(from, to, false); err != nil {
 		return err
@@ -249,9 +241,8 @@ func (n *NS) DelRedirect(from, to Link, owned bool) error {
 	})
 }
 
-// delRedirects deletes the filter of Redirect and each other filter that redirects to the target link. If the target link of the reference
-// bandwidth plugin's filter was deleted, delRedirects also deletes this filter. If spareAll is true, delRedirects keeps filters that
-// redirect all frames to the target link.
+// delRedirects deletes the filter of Redirect, each other one that redirects to the link, and that of the reference bandwidth plugin if its
+// target was deleted. With spareAll, it keeps filters that redirect all frames to the link.
 func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	return fault.Change("filter del dev "+from.Name+" ingress", func() error {
 		list, err := n.listFilters(from, netlink.HANDLE_MIN_INGRESS)
@@ -276,7 +267,6 @@ func (n *NS) delRedirects(from, to Link, spareAll bool) error {
 	})
 }
 
-// isStale reports whether delRedirects must delete a filter.
 func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	priority, target := f.Attrs().Priority, redirectsTo(f)
 	if spareAll && target == to.Index && redirectionOf(f) == RedirectsAll {
@@ -285,8 +275,7 @@ func isStale(f netlink.Filter, to Link, spareAll bool) bool {
 	return priority == redirectPriority || to.Index != 0 && target == to.Index || priority == referencePriority && target == 0
 }
 
-// hasFilters reports whether the clsact or ingress qdisc of a link has filters for received or for sent frames. For an ingress qdisc, the
-// kernel returns the same filters for received and for sent frames.
+// hasFilters reports whether the clsact or ingress qdisc of a link has filters. An ingress qdisc returns the same ones for both sides.
 func (n *NS) hasFilters(link Link) (bool, error) {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		if filters, err := n.listFilters(link, parent); err != nil || len(filters) > 0 {

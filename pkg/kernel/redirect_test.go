@@ -13,7 +13,6 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// redirectAsReference adds a redirect filter that is equal to the filter of the reference bandwidth plugin.
 func redirectAsReference(t *testing.T, w wire, to Link) {
 	t.Helper()
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.hostSide.Index, Handle: clsact, Parent: netlink.HANDLE_INGRESS}}
@@ -27,8 +26,7 @@ func redirectAsReference(t *testing.T, w wire, to Link) {
 	}))
 }
 
-// TestDelRedirectOfReference checks that DelRedirect removes the filter of the reference bandwidth plugin, even if the ifb is already
-// deleted. DelRedirect must keep filters of other programs with the same priority.
+// TestDelRedirectOfReference: DelRedirect removes the reference plugin's filter, even without its ifb, but no other of the same priority.
 func TestDelRedirectOfReference(t *testing.T) {
 	for _, c := range []struct{ others, gone bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		w := newWire(t)
@@ -52,8 +50,7 @@ func TestDelRedirectOfReference(t *testing.T) {
 	}
 }
 
-// TestRedirectAfterReference checks that Redirect replaces a filter of the reference bandwidth plugin if the ifb of the filter was deleted.
-// Without its ifb, the filter drops all frames.
+// TestRedirectAfterReference: Redirect replaces a filter of the reference plugin whose ifb was deleted, because it drops all frames.
 func TestRedirectAfterReference(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -66,7 +63,7 @@ func TestRedirectAfterReference(t *testing.T) {
 	}
 }
 
-// TestRedirectedMirror checks that a filter with a mirror action does not count as a redirect. DelRedirect must keep the filter.
+// TestRedirectedMirror: a filter with a mirror action is no redirect, so DelRedirect keeps it.
 func TestRedirectedMirror(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -87,7 +84,7 @@ func TestRedirectedMirror(t *testing.T) {
 	}
 }
 
-// TestRedirectedSome checks that Redirect replaces a filter that redirects only some packets.
+// TestRedirectedSome: Redirect replaces a filter that redirects only some packets.
 func TestRedirectedSome(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -117,7 +114,7 @@ func TestRedirectedSome(t *testing.T) {
 	}
 }
 
-// TestEnsureIFBJoins checks that EnsureIFB adds a stale ifb to the device group of the link, so that DelGroup deletes the ifb.
+// TestEnsureIFBJoins: EnsureIFB adds a stale ifb to the link's device group, so that DelGroup deletes it.
 func TestEnsureIFBJoins(t *testing.T) {
 	w := newWire(t)
 	newIFB(t, w)
@@ -130,7 +127,7 @@ func TestEnsureIFBJoins(t *testing.T) {
 	}
 }
 
-// TestBucketsOfOthers checks that Buckets ignores a fair queue whose parent is not a token bucket, and a child of another kind.
+// TestBucketsOfOthers: Buckets ignores a fair queue whose parent is not a token bucket, and a child of another kind.
 func TestBucketsOfOthers(t *testing.T) {
 	w := newWire(t)
 	s := Bucket{Rate: 8e6, Burst: 20_000, Limit: 30_000}
@@ -153,8 +150,7 @@ func TestBucketsOfOthers(t *testing.T) {
 	}
 }
 
-// TestNamesWhatIsMissing checks that missingFeature returns a *MissingFeature only for ENOENT. The kernel returns ENOENT for an unknown
-// kind of qdisc.
+// TestNamesWhatIsMissing: missingFeature returns a *MissingFeature only for ENOENT, the kernel's error for an unknown kind of qdisc.
 func TestNamesWhatIsMissing(t *testing.T) {
 	w := newWire(t)
 	err := qdisc{link: w.hostSide.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "podlace"}.replace(&w.host.NS)

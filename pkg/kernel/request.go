@@ -35,7 +35,7 @@ func (n *NS) listObjects(kind int, header nl.NetlinkRequestData, attributes ...*
 	return dump(func() ([][]byte, error) { return n.send(kind, unix.NLM_F_DUMP, header, attributes...) })
 }
 
-// dump repeats a request that the kernel has interrupted. For example, the kernel interrupts a dump if the table changes during the dump.
+// dump repeats a request that the kernel interrupted, for example because the table changed meanwhile.
 func dump[T any](request func() (T, error)) (result T, err error) {
 	for range mostAttempts {
 		if result, err = request(); !isInterrupted(err) {
@@ -52,7 +52,6 @@ func isInterrupted(err error) bool {
 	return err != nil && fault.Ignore(err, netlink.ErrDumpInterrupted, unix.EINTR) == nil
 }
 
-// nested returns an attribute that contains other attributes.
 func nested(kind int, attributes ...*nl.RtAttr) *nl.RtAttr {
 	outer := nl.NewRtAttr(kind, nil)
 	for _, a := range attributes {
@@ -61,18 +60,17 @@ func nested(kind int, attributes ...*nl.RtAttr) *nl.RtAttr {
 	return outer
 }
 
-// linkInfo returns the attribute with the kind of a link and the settings of this kind.
+// linkInfo returns the attribute with a link's kind and the settings of this kind.
 func linkInfo(kind string, settings ...*nl.RtAttr) *nl.RtAttr {
 	return nested(unix.IFLA_LINKINFO, nl.NewRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(kind)), nested(nl.IFLA_INFO_DATA, settings...))
 }
 
-// attribute32 returns an attribute with a number of 4 bytes.
 func attribute32(kind int, value uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(value)) }
 
 // familyOf returns AF_INET or AF_INET6, which nf_tables and netlink share.
 func familyOf(is4 bool) uint8 { return nft.FamilyOf(is4).Proto }
 
-// number32 returns the number in a netlink attribute of 4 bytes, or 0 if the attribute has another length.
+// number32 returns the number in a netlink attribute, or 0 unless it has 4 bytes.
 func number32(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0

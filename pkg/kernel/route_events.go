@@ -21,13 +21,12 @@ type RouteEvent struct {
 	What    string // the last change, for logs: "link eth0", "route 10.2.0.0/24", "nexthop 7", "address fd00::1"
 }
 
-// RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol. RouteEvents
-// reports deleted routes and nexthop objects of the protocol. RouteEvents reports changes of the MTU or the state (up or down) of links,
-// except bridge ports, bond ports and ifbs. RouteEvents reports added and removed global IPv6 addresses. RouteEvents reports changed routes
-// of other programs in the main table, but only default routes, routes without a gateway, and replaced routes.
+// RouteEvents returns a channel of events about changes in the caller's namespace that can affect the routes of a protocol: deleted routes
+// and nexthop objects of this protocol; the MTU and state (up or down) of links, except bridge ports, bond ports and ifbs; added and
+// removed global IPv6 addresses; and other programs' routes in the main table that are default routes, have no gateway, or were replaced.
 //
-// RouteEvents merges the changes of eventPause into one event. RouteEvents closes the channel when ctx ends. When a link goes down, the
-// kernel deletes the routes and nexthop objects of the link without messages. RouteEvents then reports only the change of the link.
+// The changes of eventPause make one event. The channel is closed when ctx ends. When a link goes down, only this is reported, because the
+// kernel deletes its routes and nexthop objects without messages.
 func RouteEvents(ctx context.Context, protocol int) (<-chan RouteEvent, error) {
 	socket, err := subscribeRoutes()
 	if err != nil {
@@ -69,7 +68,7 @@ func subscribeRoutes() (*os.File, error) {
 		unix.RTNLGRP_IPV6_IFADDR)
 }
 
-// A notice contains the data of one kernel message about a route, a nexthop object, a link or an address.
+// notice is one kernel message about a route, a nexthop object, a link or an address.
 type notice struct {
 	RouteEvent
 	link  int // ifindex, for a message about a link
@@ -80,8 +79,7 @@ type notice struct {
 
 func lostNotice() notice { return notice{RouteEvent: RouteEvent{Lost: true, What: "lost events"}} }
 
-// linkState is the part of a link's state that affects routes. The zero value of linkState means that routes cannot use the link, for
-// example because it is down.
+// linkState is the part of a link's state that affects routes. It is zero if routes cannot use the link, for example while it is down.
 type linkState struct {
 	flags uint32
 	mtu   uint32
@@ -89,9 +87,8 @@ type linkState struct {
 
 type routeLinks map[int]linkState
 
-// isRelevant reports whether a notice can affect routes. A notice about a link is relevant only if the state of the link changed.
-// isRelevant stores the state of each link for the next notice. If the socket has lost messages (n.Lost), isRelevant deletes all stored
-// states.
+// isRelevant reports whether a notice can affect routes. It stores the state of each link, because a notice about a link is relevant only
+// if that changed. If the socket lost messages (n.Lost), it forgets all states.
 func (known routeLinks) isRelevant(n notice) bool {
 	if n.Lost {
 		clear(known)
@@ -154,12 +151,12 @@ func routeNotice(body []byte, flags uint16, gone bool, protocol int) (n notice, 
 	}
 	r, ok := parseRoute(body)
 	n.Removed, n.What = own, "route "+r.Dst.String()
-	// Link-local routes are irrelevant, because they never lead to pods on other nodes, and the kernel adds one for each link.
+	// Link-local routes never lead to pods on other nodes, and the kernel adds one for each link.
 	return n, ok && (own || !r.Dst.Addr().IsLinkLocalUnicast() && !r.Dst.Addr().IsMulticast())
 }
 
-// leadsElsewhere reports whether a route of another program may change the path to a node: it is a default route of the main table, has no
-// gateway, or replaced another route.
+// leadsElsewhere reports whether another program's route may change the path to a node: a route of the main table that is the default, has
+// no gateway, or replaced another one.
 func leadsElsewhere(route []byte, replaced bool) bool {
 	if header := nl.DeserializeRtMsg(route); header.Table != unix.RT_TABLE_MAIN || replaced || header.Dst_len == 0 {
 		return header.Table == unix.RT_TABLE_MAIN

@@ -22,15 +22,13 @@ import (
 
 const ours = 142
 
-// routeSocket opens a socket that receives the route messages of a namespace.
 func routeSocket(t testing.TB, n *NS) (socket *os.File) {
 	t.Helper()
 	kerneltest.Must(t, n.inNamespace(func() (err error) { socket, err = subscribeRoutes(); return err }))
 	return socket
 }
 
-// collectNotices opens a socket for route messages of a namespace and returns a function. Each call of this function returns the relevant
-// notices since the previous call.
+// collectNotices returns a function whose calls return a namespace's relevant notices since the previous one.
 func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	t.Helper()
 	socket := routeSocket(t, n)
@@ -71,7 +69,6 @@ func collectNotices(t *testing.T, n *NS) (since func() []string) {
 	}
 }
 
-// addUplink adds a link eth0 with addresses to a namespace.
 func addUplink(t *testing.T, n *NS) {
 	t.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"}
@@ -84,7 +81,7 @@ func addUplink(t *testing.T, n *NS) {
 		n.AwaitAddress(netip.MustParseAddr("fd00:2::1"), until))
 }
 
-// TestRouteEvents checks that RouteEvents sends events only for changes that can affect the routes of a protocol.
+// TestRouteEvents: only changes that can affect the routes of a protocol send events.
 func TestRouteEvents(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -158,8 +155,7 @@ func TestRouteEvents(t *testing.T) {
 	}
 }
 
-// TestRouteEventsOfPods checks that RouteEvents sends no events when pods are added and removed. The first event about the bridge may
-// arrive late, so the test allows this event.
+// TestRouteEventsOfPods: pods that come and go send no events. The first one about the bridge may arrive late, so it is allowed.
 func TestRouteEventsOfPods(t *testing.T) {
 	w := newWire(t) // the bridge is up before it has a port
 	since := collectNotices(t, &w.host.NS)
@@ -177,7 +173,7 @@ func TestRouteEventsOfPods(t *testing.T) {
 	}
 }
 
-// TestForeignRoutes checks that thousands of new routes of another program cause no notices and do not overflow the socket.
+// TestForeignRoutes: thousands of new routes of another program cause no notices and do not overflow the socket.
 func TestForeignRoutes(t *testing.T) {
 	n, _ := podNS(t)
 	addUplink(t, n)
@@ -185,7 +181,7 @@ func TestForeignRoutes(t *testing.T) {
 	since()
 	kerneltest.Must(t, foreignRoutes(n, 5000))
 	list := since()
-	// An ordinary user may have a buffer that is too small for the test.
+	// An ordinary user may have a buffer that is too small.
 	if most, err := os.ReadFile("/proc/sys/net/core/rmem_max"); err != nil || len(most) < len("1000000\n") {
 		list = slices.DeleteFunc(list, func(what string) bool { return what == lostNotice().What })
 	}
@@ -194,7 +190,7 @@ func TestForeignRoutes(t *testing.T) {
 	}
 }
 
-// foreignRoutes simulates another program that adds routes with a gateway.
+// foreignRoutes adds routes with a gateway, as another program would.
 func foreignRoutes(n *NS, count int) error {
 	link, _, err := n.Link("eth0")
 	for i := range count {
@@ -205,8 +201,7 @@ func foreignRoutes(n *NS, count int) error {
 	return err
 }
 
-// TestRouteEventsMerge checks that a late receiver gets one merged event for all earlier changes, and one event for each later change. The
-// channel must be closed when the context ends.
+// TestRouteEventsMerge: a late receiver gets one event for all earlier changes and one for each later one, and then a closed channel.
 func TestRouteEventsMerge(t *testing.T) {
 	h := host(t)
 	kerneltest.Clean(t)
@@ -233,8 +228,7 @@ func TestRouteEventsMerge(t *testing.T) {
 	}
 }
 
-// TestRouteEventsLost checks that an overflow of the socket sends an event whose field Lost is true. isRelevant must then delete the stored
-// link states.
+// TestRouteEventsLost: an overflow of the socket sends an event with Lost, after which isRelevant forgets the link states.
 func TestRouteEventsLost(t *testing.T) {
 	known := routeLinks{}
 	up := notice{link: 3, state: linkState{unix.IFF_UP, 1500}}
@@ -275,7 +269,7 @@ func TestRouteEventsLost(t *testing.T) {
 	}
 }
 
-// BenchmarkForeignRoutes measures how long another program needs to add 100,000 routes, with and without a receiver of RouteEvents.
+// BenchmarkForeignRoutes measures how long another program needs to add 100,000 routes, with and without RouteEvents.
 func BenchmarkForeignRoutes(b *testing.B) {
 	for _, listens := range []bool{false, true} {
 		b.Run(fmt.Sprint("listens=", listens), func(b *testing.B) {
@@ -296,7 +290,6 @@ func BenchmarkForeignRoutes(b *testing.B) {
 	}
 }
 
-// FuzzRouteNotices checks that routeNotices does not panic for any datagram.
 func FuzzRouteNotices(f *testing.F) {
 	for _, kind := range []byte{unix.RTM_NEWLINK, unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWADDR, unix.RTM_DELNEXTHOP} {
 		f.Add(append([]byte{44, 0, 0, 0, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 24, 0, 0, 254, 142}, make([]byte, 22)...))

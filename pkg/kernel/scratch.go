@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InScratch calls f() with a new network namespace, and deletes the namespace when f() returns. InScratch needs CAP_SYS_ADMIN.
+// InScratch calls f with a new network namespace, which it then deletes. It needs CAP_SYS_ADMIN.
 func InScratch(f func(*Node) error) error {
 	result := make(chan error)
 	go func() {

@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Bucket is a token bucket (tc-tbf(8)). Shape installs a token bucket. Shaped and Buckets read token buckets from the kernel. Packets wait
-// for tokens in one queue, or in one queue per flow if Fair is set.
+// Bucket is a token bucket (tc-tbf(8)), which Shape installs, and Shaped and Buckets read. Packets wait for tokens in one queue, or in one
+// per flow if Fair is set.
 type Bucket struct {
 	Rate     uint64    `json:"rate"`  // bits per second
 	Burst    uint32    `json:"burst"` // bytes that may be sent at once after an idle period
@@ -26,15 +26,15 @@ type Bucket struct {
 	Counters `json:"-"`
 }
 
-// Counters contains the kernel's counters of a qdisc since the qdisc was added.
+// Counters are a qdisc's counters since it was added.
 type Counters struct {
 	Sent    uint64 // bytes
 	Dropped uint32 // packets
 	Waiting uint32 // bytes
 }
 
-// FairQueue is a fair queue (tc-fq_codel(8)), in which flows do not delay one another. The fair queue drops packets if all packets of an
-// Interval waited longer than Target. The zero value of FairQueue means no fair queue.
+// FairQueue is a fair queue (tc-fq_codel(8)), in which flows do not delay one another. It drops packets if all those of an Interval waited
+// longer than Target. The zero value means none.
 type FairQueue struct {
 	Target   time.Duration `json:"target"`   // in microseconds of precision
 	Interval time.Duration `json:"interval"` // in microseconds of precision
@@ -57,8 +57,7 @@ const (
 	fairQueue   = "fq_codel"
 )
 
-// Shape limits the rate at which a link sends. If the link already has a token bucket, Shape changes the existing bucket without removing
-// it.
+// Shape limits the rate at which a link sends. It changes an existing token bucket in place.
 func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		tbf := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}
@@ -85,10 +84,9 @@ func (n *NS) hasOtherRoot(link Link) bool {
 	return err == nil && ok && q.kind != "tbf"
 }
 
-// tbfOptions returns the settings of a token bucket. They contain the burst twice: as a time, and in bytes (TCA_TBF_BURST, which package
-// netlink lacks). Without the burst in bytes, the kernel computes the burst from the time (tbf_change in net/sched/sch_tbf.c). In this
-// case, the kernel drops every packet whose transmission takes longer than 2^32 ns. At rates below 2.8 kbit/s, it would drop every frame of
-// full size.
+// tbfOptions returns the settings of a token bucket. The burst is among them as a time and in bytes (TCA_TBF_BURST, which package netlink
+// lacks). From the time alone (tbf_change in net/sched/sch_tbf.c), the kernel would drop every packet whose transmission takes longer than
+// 2^32 ns: below 2.8 kbit/s, every frame of full size.
 func (b Bucket) tbfOptions() []*nl.RtAttr {
 	rate := b.Rate / 8
 	params := nl.TcTbfQopt{Limit: b.Limit, Buffer: burstTicks(b.Burst, rate)}
@@ -100,13 +98,12 @@ func (b Bucket) tbfOptions() []*nl.RtAttr {
 	return options
 }
 
-// burstTicks returns how long the transmission of a burst takes, in ticks. The burst is in bytes, and the rate is in bytes per second.
-// burstTicks returns at most 2^32-1, because the kernel's field has 32 bits.
+// burstTicks returns the ticks that burst bytes take at rate bytes per second, at most 2^32-1, because the kernel's field has 32 bits.
 func burstTicks(burst uint32, rate uint64) uint32 {
 	return uint32(min(math.Ceil(netlink.TickInUsec()*1e6*float64(burst)/float64(rate)), math.MaxUint32))
 }
 
-// asBucket converts a qdisc to a token bucket. The result ok is false if the qdisc has another kind or is not a root qdisc.
+// asBucket converts a qdisc to a token bucket. ok is false unless it is a tbf root qdisc.
 func (q qdisc) asBucket() (b Bucket, ok bool) {
 	if q.kind != "tbf" || q.parent != netlink.HANDLE_ROOT {
 		return Bucket{}, false
@@ -127,7 +124,7 @@ func (q qdisc) asBucket() (b Bucket, ok bool) {
 	return Bucket{Rate: rate * 8, Burst: uint32(min(burst, math.MaxUint32)), Limit: params.Limit, Counters: q.Counters}, err == nil
 }
 
-// asFairQueue converts a qdisc to a fair queue. The result ok is false if the qdisc has another kind or is not the child of a token bucket.
+// asFairQueue converts a qdisc to a fair queue. ok is false unless it is the fq_codel child of a token bucket.
 func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 	if q.kind != fairQueue || q.parent != childParent {
 		return FairQueue{}, false
@@ -149,8 +146,8 @@ func (q qdisc) asFairQueue() (f FairQueue, ok bool) {
 	return f, err == nil
 }
 
-// Shaped returns the token bucket of a link. The result ok is false if the root qdisc of the link has another kind. In the result, the
-// burst is rounded to ticks, because the kernel stores it in ticks. Shaped rounds the times of a fair queue to 1.024 µs.
+// Shaped returns the token bucket of a link. ok is false if its root qdisc has another kind. The kernel rounds the burst to ticks, and the
+// times of a fair queue to 1.024 µs.
 func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	root, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
 	if err != nil || !ok {
@@ -164,7 +161,7 @@ func (n *NS) Shaped(link Link) (b Bucket, ok bool, err error) {
 	return b, ok && err == nil, err
 }
 
-// Buckets returns the token buckets of all links, as a map with the ifindex as key. Buckets sends only one request.
+// Buckets returns the token buckets of all links by ifindex, in one request.
 func (n *NS) Buckets() (map[int]Bucket, error) {
 	list, err := n.qdiscs()
 	return bucketsIn(list), err
@@ -187,7 +184,7 @@ func bucketsIn(list []qdisc) map[int]Bucket {
 	return found
 }
 
-// Unshape removes the token bucket of a link. Unshape is a no-op if the link has no token bucket.
+// Unshape removes the token bucket of a link. It is a no-op if there is none.
 func (n *NS) Unshape(link Link) error {
 	return fault.Change("qdisc del dev "+link.Name+" root tbf", func() error {
 		return qdisc{link: link.Index, parent: netlink.HANDLE_ROOT, kind: "tbf"}.del(n)
@@ -197,8 +194,8 @@ func (n *NS) Unshape(link Link) error {
 // loopbackIndex is the ifindex of the loopback device in every namespace (LOOPBACK_IFINDEX in the kernel).
 const loopbackIndex = 1
 
-// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module. HasFairQueue sends a request that always fails, and
-// learns from the kernel's error whether the kernel knows fq_codel. A kernel without fq_codel looks for the module each time (modprobe(8)).
+// HasFairQueue reports whether the kernel supports fq_codel, built in or as a module, by the error of a request that always fails. A kernel
+// without it looks for the module each time (modprobe(8)).
 func (n *NS) HasFairQueue() (bool, error) {
 	_, err := qdisc{link: loopbackIndex, parent: netlink.HANDLE_ROOT, kind: fairQueue}.send(n, unix.RTM_NEWQDISC,
 		unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_EXCL, nested(nl.TCA_OPTIONS, attribute32(nl.TCA_FQ_CODEL_FLOWS, 0)))

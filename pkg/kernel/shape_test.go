@@ -17,14 +17,13 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// testedRates returns rates from 1 kbit/s to 100 Gbit/s, including the values just below and above 2^32 bit/s and 2^32 byte/s.
+// testedRates returns rates from 1 kbit/s to 100 Gbit/s, with those just below and above 2^32 bit/s and 2^32 byte/s.
 func testedRates() []uint64 {
 	return []uint64{1000, 1001, 8000, 64_000, 1_000_000, 15_600_000, 20_000_000, 1_000_000_000, 4_294_967_295, 4_294_967_296, 10_000_000_000,
 		34_359_738_360, 34_359_738_368, 34_359_738_376, 100_000_000_000}
 }
 
-// TestShape checks that Shaped returns the values that Shape set. Only the burst may differ a little, because the kernel rounds it to
-// ticks.
+// TestShape: Shaped returns what Shape set, except that the kernel rounds the burst to ticks.
 func TestShape(t *testing.T) {
 	w := newWire(t)
 	for _, rate := range testedRates() {
@@ -54,7 +53,7 @@ func withinTicks(got, want uint32, rate uint64) bool {
 	return float64(difference) <= float64(rate)/8*128e-9+1
 }
 
-// TestTicks checks that the rounding error of burstTicks is at most two ticks, and that burstTicks does not overflow.
+// TestTicks: burstTicks rounds by at most two ticks and does not overflow.
 func TestTicks(t *testing.T) {
 	ticksPerSecond := big.NewInt(int64(netlink.TickInUsec() * 1e6))
 	for _, rate := range testedRates() {
@@ -73,7 +72,7 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestShapeOther checks that Shaped returns no token bucket for a root qdisc of another kind, and that Shape replaces this qdisc.
+// TestShapeOther: Shaped returns no token bucket for another root qdisc, which Shape replaces.
 func TestShapeOther(t *testing.T) {
 	for _, major := range []uint16{7, 1} {
 		w := newWire(t)
@@ -91,7 +90,7 @@ func TestShapeOther(t *testing.T) {
 	}
 }
 
-// TestBuckets checks that Buckets returns the token buckets of all links, but no qdiscs of other kinds.
+// TestBuckets: Buckets returns the token buckets of all links, and no other qdiscs.
 func TestBuckets(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -118,8 +117,7 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestFairQueue checks that Shape sets and changes a fair queue, that Shaped returns its settings, and that Buckets returns its dropped
-// packets. HasFairQueue must change no qdisc.
+// TestFairQueue: Shape sets and changes a fair queue, Shaped reads it, and Buckets its drops. HasFairQueue changes no qdisc.
 func TestFairQueue(t *testing.T) {
 	w := newWire(t)
 	before, err := w.host.qdiscs()
@@ -158,8 +156,7 @@ func TestFairQueue(t *testing.T) {
 	}
 }
 
-// TestRedirectedFrom checks that RedirectedFrom finds the only link that redirects to an ifb. The link has either an ingress or a clsact
-// qdisc.
+// TestRedirectedFrom: RedirectedFrom finds the only link that redirects to an ifb, by an ingress or a clsact qdisc.
 func TestRedirectedFrom(t *testing.T) {
 	for _, kind := range []string{"ingress", "clsact"} {
 		w := newWire(t)
@@ -257,7 +254,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// filtersOfOthers simulates filters of other programs: one filter with a fixed priority, and two filters whose priority the kernel chooses.
+// filtersOfOthers adds three filters, as other programs would: one with a fixed priority, and two whose priority the kernel chooses.
 func filtersOfOthers(t *testing.T, w wire) {
 	t.Helper()
 	for _, priority := range []uint16{1, 0, 0} {
@@ -281,8 +278,7 @@ func filterPriorities(t *testing.T, w wire) (list []uint16) {
 	return list
 }
 
-// TestRedirectBesideOthers checks that Redirect uses an existing ingress or clsact qdisc. DelRedirect must keep the existing qdisc and the
-// filters of other programs.
+// TestRedirectBesideOthers: Redirect uses an existing ingress or clsact qdisc, and DelRedirect keeps it with other programs' filters.
 func TestRedirectBesideOthers(t *testing.T) {
 	for _, kind := range []string{"clsact", "ingress"} {
 		t.Run(kind, func(t *testing.T) {
@@ -311,8 +307,7 @@ func TestRedirectBesideOthers(t *testing.T) {
 	}
 }
 
-// TestDelRedirectKeepsEmptyClsact checks that DelRedirect keeps a clsact qdisc of another program even if the qdisc has no filters. The
-// other program may add filters later.
+// TestDelRedirectKeepsEmptyClsact: DelRedirect keeps another program's clsact qdisc without filters, because some may follow.
 func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)
@@ -324,7 +319,7 @@ func TestDelRedirectKeepsEmptyClsact(t *testing.T) {
 	}
 }
 
-// TestRedirectTwice checks that a link has only one redirect filter after two calls of Redirect.
+// TestRedirectTwice: a link has only one redirect filter after two calls of Redirect.
 func TestRedirectTwice(t *testing.T) {
 	w := newWire(t)
 	ifb := newIFB(t, w)

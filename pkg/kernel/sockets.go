@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsBound reports whether any socket uses the port, either on the given address or on all addresses. To check a port, IsBound binds a
-// socket to the address and port for a moment. IsBound returns false if the node does not have the address, or if the kernel lacks the
-// address family.
+// IsBound reports whether any socket uses the port, on the given address or on all, by binding a socket to it for a moment. It returns
+// false if the node does not have the address, or the kernel lacks the address family.
 func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	err := bindSocket(protocol, at)
 	switch {
@@ -25,8 +24,8 @@ func IsBound(protocol byte, at netip.AddrPort) (bool, error) {
 	return false, err
 }
 
-// bindSocket binds a socket and then closes it. bindSocket returns unix.EADDRINUSE if another socket uses the port. SO_REUSEADDR makes TCP
-// ignore connections in state TIME_WAIT.
+// bindSocket binds a socket and closes it. It returns unix.EADDRINUSE if another socket uses the port. With SO_REUSEADDR, TCP ignores
+// connections in state TIME_WAIT.
 func bindSocket(protocol byte, at netip.AddrPort) error {
 	kind := unix.SOCK_STREAM
 	if protocol == unix.IPPROTO_UDP {
@@ -52,34 +51,32 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// IP_FREEBIND allows the bind for an address that the node does not have yet. If a process listens on all addresses, it will also use the
-		// port of this address as soon as the node has the address.
+		// IP_FREEBIND allows an address that the node does not have yet, on which a process that listens on all addresses will use this
+		// port too.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))
 }
 
-// Sockets contains the ports on which sockets of one protocol (TCP or UDP) listen.
+// Sockets is the ports on which sockets of one protocol (TCP or UDP) listen.
 type Sockets map[uint16]bool
 
-// tableUnreadable is a key in Sockets. The key means that the kernel lacks inet_diag. On a kernel without inet_diag, each port may be in
-// use.
+// tableUnreadable is a key in Sockets for a kernel without inet_diag, on which any port may be in use.
 const tableUnreadable = 0
 
 // Listen reports whether a socket listens on a port, on any address.
 func (s Sockets) Listen(port uint16) bool { return s[port] || s[tableUnreadable] }
 
-// These constants are states of sockets (include/net/tcp_states.h), and the size of struct inet_diag_req_v2
-// (include/uapi/linux/inet_diag.h).
+// States of sockets (include/net/tcp_states.h), and the size of struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h).
 const (
 	stateClosed = 7 // UDP: not connected
 	stateListen = 10
 	diagRequest = 56
 )
 
-// ReadSockets returns the ports on which sockets of a protocol listen. ReadSockets asks for sockets of both address families, because an
-// IPv6 socket may also use the IPv4 port. ReadSockets does not read /proc/net/tcp, because the kernel would then walk the table of all
-// connections of the node. Package netlink requests the sockets in all states.
+// ReadSockets returns the ports on which sockets of a protocol listen, in both address families, because an IPv6 socket may also use the
+// IPv4 port. For /proc/net/tcp, the kernel would walk the table of all connections of the node, and package netlink requests sockets in all
+// states.
 func ReadSockets(protocol byte) Sockets {
 	s := Sockets{}
 	state := stateListen
@@ -91,7 +88,7 @@ func ReadSockets(protocol byte) Sockets {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		req.AddRawData(append(body, make([]byte, diagRequest-len(body))...))
 		err := req.ExecuteIter(unix.NETLINK_SOCK_DIAG, 0, func(message []byte) bool {
-			// Each message begins with struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
+			// struct inet_diag_msg: family, state, timer, retransmissions, source port, ...
 			if len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) != tableUnreadable {
 				s[binary.BigEndian.Uint16(message[4:])] = true
 			}

@@ -27,8 +27,8 @@ func (s Subnet) String() string {
 	return fmt.Sprintf("%s dev %s", s.Prefix, s.Link)
 }
 
-// Subnets returns the subnets of all addresses in the namespace, and the destinations of all unicast routes in the main table. Subnets
-// omits default routes, loopback subnets, link-local subnets and multicast subnets. Subnets reads all links, addresses and routes.
+// Subnets returns the subnets of all addresses and the destinations of all unicast routes in the main table, without default routes and
+// loopback, link-local and multicast subnets. It reads all links, addresses and routes.
 func (n *NS) Subnets() (list []Subnet, err error) {
 	links, err := n.allLinks()
 	if err != nil {
@@ -70,8 +70,7 @@ func (n *NS) Subnets() (list []Subnet, err error) {
 	}), nil
 }
 
-// AddressSubnets returns the subnets of the addresses of all links, except loopback and link-local subnets. AddressSubnets sends only one
-// netlink request.
+// AddressSubnets returns the subnets of all addresses, except loopback and link-local ones, in one request.
 func (n *NS) AddressSubnets() (list []netip.Prefix, err error) {
 	addresses, err := n.listAddresses(nil)
 	for _, a := range addresses {
@@ -90,7 +89,6 @@ func (n *NS) allLinks() ([]netlink.Link, error) {
 	return links, wrapped("link show", err)
 }
 
-// mainRoutes returns the IPv4 and IPv6 routes of the main table.
 func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		more, err := n.listRoutes(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
@@ -102,7 +100,7 @@ func (n *NS) mainRoutes() (routes []netlink.Route, err error) {
 	return routes, nil
 }
 
-// gatewayOf returns the gateway of a route. The gateway of an IPv4 route may be an IPv6 address (RTA_VIA).
+// gatewayOf returns the gateway of a route, which may be an IPv6 address for IPv4 (RTA_VIA).
 func gatewayOf(gw net.IP, other netlink.Destination) netip.Addr {
 	if via, ok := other.(*netlink.Via); ok {
 		gw = via.Addr

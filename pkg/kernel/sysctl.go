@@ -27,8 +27,7 @@ type Sysctl struct {
 
 const sysctlRoot = "/proc/sys/net"
 
-// Set writes each setting whose value differs from the current value. Set skips settings that the kernel does not have, such as IPv6
-// settings on a kernel without IPv6.
+// Set writes each setting whose value differs. It skips those that the kernel does not have, such as IPv6 settings without IPv6.
 func (n *NS) Set(settings ...Sysctl) error {
 	return n.inNamespace(func() error {
 		for _, s := range settings {
@@ -40,7 +39,7 @@ func (n *NS) Set(settings ...Sysctl) error {
 	})
 }
 
-// Get returns the value of a setting, or fs.ErrNotExist if the kernel does not have the setting.
+// Get returns the value of a setting, or fs.ErrNotExist if the kernel does not have it.
 func (n *NS) Get(path string) (value string, err error) {
 	err = n.inNamespace(func() error {
 		f, err := n.openSysctl(path, os.O_RDONLY)
@@ -54,7 +53,7 @@ func (n *NS) Get(path string) (value string, err error) {
 	return value, err
 }
 
-// List returns the names of the files in a folder below /proc/sys/net. The list is empty if the folder does not exist.
+// List returns the names of the files in a folder below /proc/sys/net. It is empty if there is no such folder.
 func (n *NS) List(path string) (names []string, err error) {
 	err = n.inNamespace(func() error {
 		folder, err := n.openSysctl(path, os.O_RDONLY)
@@ -68,8 +67,8 @@ func (n *NS) List(path string) (names []string, err error) {
 	return names, err
 }
 
-// openSysctl opens a setting relative to the folder of its family (ipv4 or ipv6), and keeps that folder open. Opening the full path is slow
-// on a node with many pods: the kernel walks the folders with the same name in all network namespaces.
+// openSysctl opens a setting relative to the folder of its family (ipv4 or ipv6), which it keeps open. With the full path, the kernel would
+// walk the folders of that name in all network namespaces, which is slow on a node with many pods.
 func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
 	family, rest, _ := strings.Cut(path, "/")
 	folder := n.sysctls[family]
@@ -117,7 +116,7 @@ func (n *NS) set(s Sysctl) error {
 	})
 }
 
-// These constants are attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h), which package netlink lacks.
+// Attributes of netconf messages in rtnetlink(7) (include/uapi/linux/netconf.h), which package netlink lacks.
 const (
 	netconfIfindex    = 1
 	netconfForwarding = 2
@@ -129,12 +128,12 @@ func IsNoFamily(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). If the kernel lacks
-// the address family, Forwards returns an error for which IsNoFamily returns true.
+// Forwards reports whether forwarding is enabled for all links (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding). IsNoFamily is true
+// for the error if the kernel lacks the address family.
 func (n *NS) Forwards(is4 bool) (bool, error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, unix.NLM_F_ACK)
 	req.Sockets = n.sockets
-	// The message begins with struct netconfmsg: the address family, padded to four bytes.
+	// struct netconfmsg: the address family, padded to four bytes
 	all := int32(allLinks)
 	req.AddRawData(append([]byte{familyOf(is4), 0, 0, 0}, nl.NewRtAttr(netconfIfindex, nl.Uint32Attr(uint32(all))).Serialize()...))
 	replies, err := req.Execute(unix.NETLINK_ROUTE, 0)

@@ -23,7 +23,7 @@ func TestSysctl(t *testing.T) {
 	}
 }
 
-// TestSysctlMissing uses a setting that the kernel does not have. Set must return no error, and Get must return fs.ErrNotExist.
+// TestSysctlMissing: for a setting that the kernel does not have, Set returns no error, and Get fs.ErrNotExist.
 func TestSysctlMissing(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)
@@ -45,7 +45,7 @@ func TestSysctlRefused(t *testing.T) {
 	}
 }
 
-// TestForwards checks that Forwards, which uses netlink, returns the values in the sysctl files.
+// TestForwards: Forwards, which uses netlink, equals the sysctl files.
 func TestForwards(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

@@ -15,9 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// TunnelPeer is another node that this node reaches through a VXLAN device. The field MAC is the MAC of the VXLAN device on the other node.
-// The VXLAN device of this node sends frames for the MAC to the address in Remote. Hops contains the gateways whose neighbour entries
-// contain the MAC.
+// TunnelPeer is another node behind a VXLAN device. Frames for MAC, which is that of the other node's device, go to the address Remote.
+// Hops are the gateways whose neighbour entries have this MAC.
 type TunnelPeer struct {
 	MAC    net.HardwareAddr
 	Remote netip.Addr
@@ -26,7 +25,7 @@ type TunnelPeer struct {
 
 const ndaProtocol = 12 // NDA_PROTOCOL of include/uapi/linux/neighbour.h, which package netlink lacks
 
-// PermanentNeighbours returns the permanent neighbour entries of a link that have the given protocol, as a map from address to MAC.
+// PermanentNeighbours returns the MACs of a link's permanent neighbour entries with the protocol, by address.
 func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]string, err error) {
 	replies, err := n.listObjects(unix.RTM_GETNEIGH, &netlink.Ndmsg{},
 		attribute32(unix.NDA_IFINDEX, uint32(link.Index)))
@@ -43,7 +42,7 @@ func (n *NS) PermanentNeighbours(link Link, protocol int) (macs map[netip.Addr]s
 	return macs, nil
 }
 
-// SetNeighbour adds a permanent neighbour entry with the given protocol, or replaces the existing entry of the address.
+// SetNeighbour adds a permanent neighbour entry with the protocol, or replaces that of the address.
 func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, protocol int) error {
 	return fault.Change(fmt.Sprintf("neigh replace %s lladdr %s dev %s", addr, mac, link.Name), func() error {
 		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE,
@@ -53,15 +52,14 @@ func (n *NS) SetNeighbour(link Link, addr netip.Addr, mac net.HardwareAddr, prot
 	})
 }
 
-// DelNeighbour deletes a neighbour entry. DelNeighbour is a no-op if the entry is missing.
+// DelNeighbour deletes a neighbour entry. It is a no-op if the entry is missing.
 func (n *NS) DelNeighbour(link Link, addr netip.Addr) error {
 	return fault.Change(fmt.Sprintf("neigh del %s dev %s", addr, link.Name), func() error {
 		return fault.Ignore(n.h.NeighDel(&netlink.Neigh{LinkIndex: link.Index, IP: addr.AsSlice()}), unix.ENOENT, unix.ENODEV)
 	})
 }
 
-// Forwarding returns the forwarding entries of a VXLAN device, as a map from MAC to remote addresses. The kernel stores no protocol for
-// forwarding entries.
+// Forwarding returns the remote addresses of a VXLAN device's forwarding entries by MAC. The kernel stores no protocol for them.
 func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) {
 	replies, err := n.listObjects(unix.RTM_GETNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index)})
 	if err != nil {
@@ -76,8 +74,7 @@ func (n *NS) Forwarding(link Link) (remotes map[string][]netip.Addr, err error) 
 	return remotes, nil
 }
 
-// SetForwarding makes a VXLAN device send frames for a MAC to one remote address. SetForwarding replaces all existing forwarding entries of
-// the MAC.
+// SetForwarding makes a VXLAN device send frames for a MAC to one remote address, in place of all earlier ones.
 func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) error {
 	return fault.Change(fmt.Sprintf("fdb replace %s dst %s dev %s", mac, remote, link.Name), func() error {
 		return n.sendChange(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, forwardingHeader(link),
@@ -85,8 +82,7 @@ func (n *NS) SetForwarding(link Link, mac net.HardwareAddr, remote netip.Addr) e
 	})
 }
 
-// DelForwarding deletes the forwarding entry of a MAC. DelForwarding is a no-op if the entry is missing. Package netlink cannot omit the
-// remote address (NDA_DST).
+// DelForwarding deletes a MAC's forwarding entry, if any. Package netlink cannot omit the remote address (NDA_DST).
 func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	return fault.Change(fmt.Sprintf("fdb del %s dev %s", mac, link.Name), func() error {
 		err := n.sendChange(unix.RTM_DELNEIGH, 0, forwardingHeader(link), nl.NewRtAttr(unix.NDA_LLADDR, mac))
@@ -94,12 +90,10 @@ func (n *NS) DelForwarding(link Link, mac net.HardwareAddr) error {
 	})
 }
 
-// forwardingHeader returns the header of a request about a static forwarding entry of a VXLAN device.
 func forwardingHeader(link Link) *netlink.Ndmsg {
 	return &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(link.Index), State: unix.NUD_PERMANENT | unix.NUD_NOARP, Flags: unix.NTF_SELF}
 }
 
-// neighbourEntry contains the data of a neighbour entry or a forwarding entry.
 type neighbourEntry struct {
 	family    byte
 	link      int

@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplinks returns the names of all links with a default route of either family, including backup routes. Uplinks also returns all links
-// below these links: the ports of each bond or bridge, and the parent of each VLAN. Uplinks reads all links and the routes of the main
-// table.
+// Uplinks returns the names of all links with a default route of either family, including backup routes, and of the links below them: the
+// ports of a bond or bridge, and the parent of a VLAN. It reads all links and the routes of the main table.
 func (n *NS) Uplinks() (names []string, err error) {
 	routes, err := n.mainRoutes()
 	if err != nil {
@@ -49,10 +48,8 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// isBelow reports whether a link is directly below one of the links in the argument "up". A link is below another link in two cases: it is
-// a port of the other link, or it is the parent of the other link. The kernel reports the peer of a veth like a parent, but isBelow ignores
-// peers of veths. isBelow also ignores a parent in another namespace, because its ifindex may be equal to the ifindex of a link in this
-// namespace.
+// isBelow reports whether a link is directly below one of the links in up, as its port or its parent. The kernel reports the peer of a veth
+// like a parent, but it does not count. Nor does a parent in another namespace, whose ifindex may be that of a link here.
 func isBelow(l netlink.Link, links []netlink.Link, up map[int]bool) bool {
 	return up[l.Attrs().MasterIndex] || slices.ContainsFunc(links, func(upper netlink.Link) bool {
 		a := upper.Attrs()

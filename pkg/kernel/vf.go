@@ -17,30 +17,29 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VF contains the settings that a PF has for one VF. The fields and values have the same names as in ip-link(8).
+// VF is a PF's settings for one VF, with the names and values of ip-link(8).
 type VF struct {
 	MAC  net.HardwareAddr `json:"mac,omitempty"`  // set on the PF; else zeros, or with some drivers the VF's own MAC
 	VLAN int              `json:"vlan,omitempty"` // 0 for none
 	QoS  int              `json:"qos,omitempty"`
-	// Proto is "802.1q" or "802.1ad"; an empty value means "802.1q". LinkState is "auto", "enable" or "disable"; an empty value means "auto".
+	// Proto is "802.1q" (also if empty) or "802.1ad". LinkState is "auto" (also if empty), "enable" or "disable".
 	Proto     string `json:"proto,omitempty"`
 	LinkState string `json:"linkState,omitempty"`
-	// The fields SpoofCheck and Trust are nil if the driver does not report these settings.
+	// nil if the driver does not report them
 	SpoofCheck *bool `json:"spoofCheck,omitempty"`
 	Trust      *bool `json:"trust,omitempty"`
 	MinRate    int   `json:"minRate,omitempty"` // Mbit/s, 0 for no limit
 	MaxRate    int   `json:"maxRate,omitempty"`
 }
 
-// VFStats contains the counters that a PF reports for a VF (IFLA_VF_STATS). When the VF is created, its counters are zero.
+// VFStats is what a PF has counted for a VF since it was created (IFLA_VF_STATS).
 type VFStats struct {
 	RxBytes, TxBytes     uint64
 	RxPackets, TxPackets uint64
 	RxDropped, TxDropped uint64
 }
 
-// These constants are flags of IFLA_EXT_MASK (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h). The flags select extra data in a reply
-// about a link.
+// Flags of IFLA_EXT_MASK (RTEXT_FILTER_* in include/uapi/linux/rtnetlink.h), which select extra data in a reply about a link.
 const (
 	withVFs      = 1 << 0
 	withoutStats = 1 << 3
@@ -52,12 +51,10 @@ var (
 		unix.IFLA_VF_LINK_STATE_DISABLE: "disable"}
 )
 
-// VF returns a PF's settings for the VF with the given index. The VF may be in any namespace, and may be bound to any driver. The result ok
-// is false if the PF has no VF with the given index. For each call, the kernel asks the driver about all VFs, which takes milliseconds with
-// some drivers.
+// VF returns a PF's settings for the VF with the index, which may be in any namespace and bound to any driver. ok is false if there is
+// none. Each time the kernel asks the driver about all VFs, which takes milliseconds with some drivers.
 func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
-	// The request excludes the counters of the VFs, because the list of all VFs must fit into 64 KiB. With the counters, which package netlink
-	// always requests, it would be twice as long.
+	// The list of all VFs must fit into 64 KiB. With their counters, which package netlink always requests, it would be twice as long.
 	message, ok, err := n.readLink(linkHeader(pf.Index), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(withVFs|withoutStats)))
 	if err != nil || !ok {
 		return VF{}, false, err
@@ -71,8 +68,7 @@ func (n *NS) VF(pf Link, index int) (vf VF, ok bool, err error) {
 	return VF{}, false, nil
 }
 
-// VFStatsOf returns the counters of all VFs of a PF, as a map with the VF index as key. The PF must be in the caller's namespace. The VFs
-// may be in any namespace, and may be bound to any driver.
+// VFStatsOf returns the counters of all VFs of a PF by index. Only the PF must be in the caller's namespace; VFs may have any driver.
 func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	n, err := Host()
 	if err != nil {
@@ -94,7 +90,7 @@ func VFStatsOf(pf string) (stats map[int]VFStats, err error) {
 	return stats, nil
 }
 
-// vfsIn yields the index and the attributes of each VF in a message about a PF. vfsIn skips a VF if the driver reports nothing about it.
+// vfsIn yields the index and the attributes of each VF in a message about a PF. It skips a VF about which the driver reports nothing.
 func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
 		for kind, vf := range attributesIn(attributeOf(message[unix.SizeofIfInfomsg:], unix.IFLA_VFINFO_LIST)) {
@@ -105,7 +101,7 @@ func vfsIn(message []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// parseVF parses the attributes of a VF. The argument addressLen is the length of the PF's MAC. Each attribute begins with the VF's index.
+// parseVF parses the attributes of a VF, each of which begins with its index. addressLen is the length of the PF's MAC.
 func parseVF(attributes []byte, addressLen int) (VF, error) {
 	mac, vlan, rate := attributeOf(attributes, unix.IFLA_VF_MAC), uint32s(attributeOf(attributes, unix.IFLA_VF_VLAN)),
 		uint32s(attributeOf(attributes, unix.IFLA_VF_RATE))
@@ -127,8 +123,7 @@ func parseVF(attributes []byte, addressLen int) (VF, error) {
 	return vf, nil
 }
 
-// optionalSetting returns the value of a setting, or nil if the driver does not report the setting. For an unreported setting, the kernel
-// sends no value or -1.
+// optionalSetting returns the value of a setting, or nil if the driver does not report it: then the kernel sends no value or -1.
 func optionalSetting(value []byte) *bool {
 	words := uint32s(value)
 	if len(words) < 2 || words[1] == ^uint32(0) {
@@ -149,7 +144,7 @@ func parseVFStats(attributes []byte) VFStats {
 		count(unix.IFLA_VF_STATS_TX_PACKETS), count(unix.IFLA_VF_STATS_RX_DROPPED), count(unix.IFLA_VF_STATS_TX_DROPPED)}
 }
 
-// uint32s splits the value of an attribute into 32-bit numbers. uint32s ignores an incomplete number at the end of the value.
+// uint32s splits a value into 32-bit numbers, and ignores an incomplete one at the end.
 func uint32s(value []byte) (words []uint32) {
 	for ; len(value) >= 4; value = value[4:] {
 		words = append(words, binary.NativeEndian.Uint32(value))
@@ -157,16 +152,13 @@ func uint32s(value []byte) (words []uint32) {
 	return words
 }
 
-// SetVF changes the PF's settings for a VF. The argument "have" contains the current settings, and "want" contains the wanted settings.
-// SetVF does not change a setting if the wanted value is nil. SetVF sends one request for each setting that differs. SetVF does not send
-// unchanged settings, because a driver may refuse even the current value of a setting. If a request fails, SetVF sends the other requests
-// nevertheless. SetVF returns all errors as one joined error. Each of these errors contains the setting that the driver refused. To restore
-// the old settings after an error, a caller must first read the current settings with the method VF.
+// SetVF changes the PF's settings for a VF from have to want, where nil means no change. It sends one request for each setting that
+// differs, because a driver may refuse even the current value of a setting. Each error names the setting that the driver refused; the other
+// requests are sent nevertheless. To restore the old settings after an error, a caller must first read the current ones with VF.
 //
-// Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT or EINVAL. EINVAL may also mean a bad value, such
-// as a rate above the link's speed, or any rate while the PF has no carrier. A new MAC takes effect when a driver is bound to the VF the
-// next time. While the PF stores a MAC for a VF, the VF may change its own MAC only if it is trusted. A zero MAC deletes the MAC that the
-// PF stores for the VF.
+// Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT or EINVAL. EINVAL may also mean a bad value, such as a rate above
+// the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time a driver is bound to the VF. While the PF
+// stores a MAC for it, a VF may change its own only if it is trusted. A zero MAC deletes the one that the PF stores.
 func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	want.Proto, want.LinkState = cmp.Or(want.Proto, "802.1q"), cmp.Or(want.LinkState, linkStates[0])
 	link, former, wanted := byIndex(pf.Index), have.settings(), want.settings()
@@ -189,7 +181,7 @@ func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	return errors.Join(errs...)
 }
 
-// settings returns the arguments of "ip link set … vf" for each setting in the order of SetVF, or "" for a setting that must not change.
+// settings returns the arguments of "ip link set … vf" in the order of SetVF, or "" for a setting that must not change.
 func (v VF) settings() []string {
 	mac := ""
 	if v.MAC != nil {

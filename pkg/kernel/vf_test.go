@@ -18,7 +18,6 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// wordAttribute returns a netlink attribute that contains the given numbers with 32 bits each.
 func wordAttribute(kind int, values ...int) *nl.RtAttr {
 	var data []byte
 	for _, v := range values {
@@ -27,8 +26,8 @@ func wordAttribute(kind int, values ...int) *nl.RtAttr {
 	return nl.NewRtAttr(kind, data)
 }
 
-// pfMessage returns the kernel's message about a PF with the given VFs. The kernel omits VFs that the driver fails to report, so the VF
-// indexes in the message may have gaps.
+// pfMessage returns the kernel's message about a PF. VF indexes may have gaps, because the kernel omits VFs that the driver does not
+// report.
 func pfMessage(vfs map[int]VF, mute bool) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
 	for _, index := range slices.Sorted(maps.Keys(vfs)) {
@@ -61,8 +60,7 @@ func pfMessage(vfs map[int]VF, mute bool) []byte {
 	return append(append(message, nl.NewRtAttr(unix.IFLA_ADDRESS, make([]byte, 6)).Serialize()...), list.Serialize()...)
 }
 
-// TestParseVF checks that parseVF returns all settings of a VF. vfsIn must yield the VF index from the attributes, and not the position in
-// the list.
+// TestParseVF: parseVF returns all settings of a VF, and vfsIn the index from the attributes, not the position in the list.
 func TestParseVF(t *testing.T) {
 	yes, no := true, false
 	for _, mute := range []bool{false, true} {
@@ -96,7 +94,7 @@ func TestParseVF(t *testing.T) {
 	}
 }
 
-// TestParseVFShort checks that parseVF returns an error if a mandatory attribute is missing or too short.
+// TestParseVFShort: parseVF returns an error if a mandatory attribute is missing or too short.
 func TestParseVFShort(t *testing.T) {
 	full := []*nl.RtAttr{wordAttribute(unix.IFLA_VF_MAC, 0, 1, 2), wordAttribute(unix.IFLA_VF_VLAN, 0, 1, 2),
 		wordAttribute(unix.IFLA_VF_RATE, 0, 1, 2)}
@@ -115,7 +113,7 @@ func TestParseVFShort(t *testing.T) {
 	}
 }
 
-// TestSetVFSends checks that SetVF sends one request for each setting that differs, even after a request has failed.
+// TestSetVFSends: SetVF sends one request for each setting that differs, even after one has failed.
 func TestSetVFSends(t *testing.T) {
 	w := newWire(t)
 	yes, no := true, false
@@ -148,7 +146,7 @@ func TestSetVFSends(t *testing.T) {
 	}
 }
 
-// TestVFNone checks that VF finds no VF for a link without VFs and for a deleted link.
+// TestVFNone: a link without VFs and a deleted link have no VF.
 func TestVFNone(t *testing.T) {
 	w := newWire(t)
 	for _, link := range []Link{w.hostSide, {Index: 1 << 20, Name: "gone"}} {
@@ -164,7 +162,6 @@ func TestVFNone(t *testing.T) {
 	}
 }
 
-// FuzzParseVF checks that vfsIn and parseVF do not panic for any message.
 func FuzzParseVF(f *testing.F) {
 	f.Add(pfMessage(map[int]VF{1: {MAC: mac("02:00:00:00:00:02")}}, true), 6)
 	f.Add(make([]byte, unix.SizeofIfInfomsg), 0)

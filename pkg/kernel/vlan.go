@@ -23,21 +23,20 @@ type VLAN struct {
 	Untagged bool // frames leave without a tag
 }
 
-// VLANs contains the VLANs of one bridge port, sorted by ID.
+// VLANs is the VLANs of one bridge port, sorted by ID.
 type VLANs []VLAN
 
-// Without returns a copy of the list from which the VLAN with the given ID is removed.
+// Without returns a copy of the list without the VLAN with the ID.
 func (v VLANs) Without(id uint16) VLANs {
 	return slices.DeleteFunc(slices.Clone(v), func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// Has reports whether the list contains a VLAN with the given ID. Has ignores the flags of the VLAN.
+// Has reports whether the list contains the VLAN with the ID, with any flags.
 func (v VLANs) Has(id uint16) bool {
 	return slices.ContainsFunc(v, func(vlan VLAN) bool { return vlan.ID == id })
 }
 
-// vlanRanges splits the list into ranges of consecutive VLAN IDs with the same flags. A VLAN with the flag PVID forms its own range,
-// because the kernel accepts PVID only in a range of one VLAN.
+// vlanRanges splits the list into ranges of consecutive IDs with the same flags. The kernel accepts PVID only in a range of one VLAN.
 func (v VLANs) vlanRanges() iter.Seq2[VLAN, uint16] {
 	return func(yield func(first VLAN, last uint16) bool) {
 		for i := 0; i < len(v); {
@@ -75,11 +74,10 @@ func (v VLANs) String() string {
 	return strings.Join(words, ", ")
 }
 
-// HasVLANFiltering reports whether the bridges of the running kernel support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING).
-// HasVLANFiltering sends up to two requests for a bridge that no kernel can create, and checks the errors. Each request contains an invalid
-// VLAN protocol. The first request also contains the name of an existing link, and the second request contains an invalid namespace. A
-// kernel with VLAN filtering reports the invalid protocol first. Kernels before 6.13 check the protocol only if the module bridge is
-// loaded. On an older kernel, the second request loads the module.
+// HasVLANFiltering reports whether the kernel's bridges support VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING). It requests a bridge that no
+// kernel can create, with an invalid VLAN protocol and a name that is taken, then with an invalid namespace instead of that name. A kernel
+// with VLAN filtering reports the protocol first; before 6.13, it does so only once the module bridge is loaded, which the second request
+// causes.
 func (n *Node) HasVLANFiltering() (bool, error) {
 	var err error
 	for _, impossible := range []*nl.RtAttr{
@@ -108,8 +106,7 @@ func (n *Node) SetVLANFiltering(bridge Link) error {
 	})
 }
 
-// PortVLANs returns the VLANs of one bridge port without reading the other ports (RTM_GETVLAN, since Linux 5.6, which package netlink
-// lacks).
+// PortVLANs returns the VLANs of one bridge port without reading the others (RTM_GETVLAN, since Linux 5.6, which package netlink lacks).
 func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	replies, err := n.listObjects(unix.RTM_GETVLAN, vlanMessage(port.Index))
 	if err != nil {
@@ -124,8 +121,7 @@ func (n *Node) PortVLANs(port Link) (VLANs, error) {
 	return out, nil
 }
 
-// vlanMessage is the header of a request about the VLANs of a link (struct br_vlan_msg in include/uapi/linux/if_bridge.h). The value of a
-// vlanMessage is the ifindex of the link.
+// vlanMessage is the header of a request about the VLANs of a link, and its ifindex (struct br_vlan_msg in include/uapi/linux/if_bridge.h).
 type vlanMessage uint32
 
 func (m vlanMessage) Len() int { return 8 }
@@ -135,7 +131,7 @@ func (m vlanMessage) Serialize() []byte {
 	return binary.NativeEndian.AppendUint32(b, uint32(m))
 }
 
-// These constants are the attributes of a VLAN entry in replies to RTM_GETVLAN.
+// Attributes of a VLAN entry in replies to RTM_GETVLAN.
 const (
 	entryInfo  = 1 // BRIDGE_VLANDB_ENTRY_INFO, struct bridge_vlan_info
 	entryRange = 2 // BRIDGE_VLANDB_ENTRY_RANGE, the last ID
@@ -166,8 +162,7 @@ func (v VLANs) appendReply(reply []byte) (VLANs, error) {
 	return v, err
 }
 
-// ChangeVLANs changes the VLANs of a bridge port. The argument "has" contains the current VLANs, and "want" contains the wanted VLANs.
-// ChangeVLANs sends all additions in one request and all removals in another request.
+// ChangeVLANs changes the VLANs of a bridge port from has to want: all additions in one request, all removals in another.
 func (n *Node) ChangeVLANs(port Link, has, want VLANs) error {
 	add := slices.DeleteFunc(slices.Clone(want), func(v VLAN) bool { return slices.Contains(has, v) })
 	del := slices.DeleteFunc(slices.Clone(has), func(v VLAN) bool { return want.Has(v.ID) })

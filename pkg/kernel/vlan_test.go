@@ -30,7 +30,7 @@ func TestVLANsText(t *testing.T) {
 	}
 }
 
-// hasFiltering returns the result of HasVLANFiltering. With KERNELTEST=full, the test fails on a kernel without VLAN filtering.
+// hasFiltering returns the result of HasVLANFiltering, which must be true with KERNELTEST=full.
 func hasFiltering(t *testing.T, h *Node) bool {
 	t.Helper()
 	has, err := h.HasVLANFiltering()
@@ -94,7 +94,7 @@ func TestChangeVLANs(t *testing.T) {
 	}
 }
 
-// shownVLANs takes a snapshot of the host and returns the VLANs of a port in the snapshot.
+// shownVLANs returns the VLANs of a port in a snapshot of the host.
 func shownVLANs(t *testing.T, port string) string {
 	t.Helper()
 	var v VLANs
@@ -110,7 +110,7 @@ func shownVLANs(t *testing.T, port string) string {
 	return v.String()
 }
 
-// TestVethOnNode checks that AddVeth creates both ends in the namespace of the node if the field Netns is nil.
+// TestVethOnNode: AddVeth creates both ends on the node if Netns is nil.
 func TestVethOnNode(t *testing.T) {
 	kerneltest.Clean(t)
 	h := host(t)

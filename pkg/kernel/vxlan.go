@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// VXLAN contains the properties of a VXLAN device (ip-link(8)) that does not learn forwarding entries.
+// VXLAN is a VXLAN device (ip-link(8)) that does not learn forwarding entries.
 type VXLAN struct {
 	Name  string
 	VNI   int
@@ -26,7 +26,7 @@ type VXLAN struct {
 	MTU   int // 0 for the kernel's default
 }
 
-// ForeignLink is the error of EnsureVXLAN if a link of another program conflicts with the wanted VXLAN device.
+// ForeignLink is the error of EnsureVXLAN if another program's link conflicts with the device.
 type ForeignLink struct {
 	Name string // name of the link
 	Why  string // reason of the conflict
@@ -43,7 +43,7 @@ type FoundVXLAN struct {
 
 // VXLANs returns the VXLAN devices of the namespace.
 func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
-	// Package netlink lists only the links of all kinds.
+	// Package netlink cannot list the links of only one kind.
 	replies, err := n.listObjects(unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC),
 		nested(unix.IFLA_LINKINFO, nl.NewRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vxlan"))))
 	if err := fault.Ignore(err, unix.EOPNOTSUPP); err != nil { // the kernel does not know the kind
@@ -64,15 +64,14 @@ func (n *NS) VXLANs() (list []FoundVXLAN, err error) {
 	return list, nil
 }
 
-// sameImmutable reports whether the existing device has all wanted properties that the kernel cannot change.
+// sameImmutable reports whether the device has all wanted properties that the kernel cannot change.
 func (f FoundVXLAN) sameImmutable(v VXLAN) bool {
 	return !f.Other && f.VXLAN.VNI == v.VNI && f.VXLAN.Port == v.Port && f.VXLAN.Local == v.Local
 }
 
-// EnsureVXLAN ensures that the VXLAN device exists, is up, and belongs to the given device group. The agent uses the group to recognise its
-// own devices. EnsureVXLAN returns the device and the number of changes. EnsureVXLAN first deletes devices of the group that have another
-// name, VNI, port or local address. When EnsureVXLAN deletes a device, the kernel also deletes the nexthop objects that use it. EnsureVXLAN
-// returns a *ForeignLink if another program has a conflicting device.
+// EnsureVXLAN ensures that the VXLAN device exists, is up, and is in the device group by which the agent recognizes its own devices. It
+// returns the device and the number of changes. First it deletes devices of the group with another name, VNI, port or local address, and
+// the kernel deletes the nexthop objects that use them. If another program has a conflicting device, it returns a *ForeignLink.
 func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err error) {
 	own, err := n.ownVXLAN(v, group)
 	if err != nil {
@@ -100,8 +99,7 @@ func (n *NS) EnsureVXLAN(v VXLAN, group uint32) (link Link, changes int, err err
 	return link, changes + 1, err
 }
 
-// ownVXLAN returns the VXLAN devices of the group. ownVXLAN returns a *ForeignLink if a device of another program has the same name, or
-// the same VNI and port.
+// ownVXLAN returns the VXLAN devices of the group, or a *ForeignLink if another program's device has the name, or the VNI and port.
 func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	all, err := n.VXLANs()
 	if err != nil {
@@ -126,7 +124,7 @@ func (n *NS) ownVXLAN(v VXLAN, group uint32) (own []FoundVXLAN, err error) {
 	return nil, &ForeignLink{v.Name, fmt.Sprintf("another program made it (%s)", kind)}
 }
 
-// isExternal reports whether the device takes the VNI from the metadata of each packet (external in ip-link(8)).
+// isExternal reports whether the device takes the VNI from each packet's metadata (external in ip-link(8)).
 func (f FoundVXLAN) isExternal() bool { return f.Other && f.VXLAN.VNI == 0 }
 
 func (n *NS) addVXLAN(v VXLAN, group uint32) error {
@@ -142,7 +140,7 @@ func (n *NS) addVXLAN(v VXLAN, group uint32) error {
 	})
 }
 
-// adjustVXLAN changes the properties of an existing device as far as the kernel allows, and returns the number of changes.
+// adjustVXLAN changes an existing device as far as the kernel allows, and returns the number of changes.
 func (n *NS) adjustVXLAN(f FoundVXLAN, v VXLAN) (changes int, err error) {
 	for _, c := range []struct {
 		wanted bool

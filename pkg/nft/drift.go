@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The type layout contains the expected state of one chain: the chain and its rules, as the function build() creates them.
+// layout is the expected state of a chain.
 type layout struct {
 	chain Chain
 	rules []string // shapes of the rules
@@ -36,10 +36,9 @@ func (l *layout) append(family byte, exprs []expr.Any) {
 	l.rules = append(l.rules, shape)
 }
 
-// Drift compares the table's chains with the chains that build() creates. If the chains are equal, Drift returns "". Otherwise, Drift
-// returns a description of the first difference, for example "are missing". The description continues a sentence that begins with "the
-// rules of table X". Drift reads only the rules of the chains that build() creates. Therefore, its running time does not depend on the
-// number of pods.
+// Drift compares the table's chains with those that build creates. It returns "" if they are equal, else the first difference, such as "are
+// missing", which continues a sentence that begins with "the rules of table X". It reads only the rules of these chains, so its running
+// time does not depend on the number of pods.
 func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	r := NewRuleset(&nftables.Conn{}, TableOf(t.Table).Netlink()) // never sent
 	if err := build(r); err != nil {
@@ -78,7 +77,7 @@ func (t *Handle) Drift(build func(Ruleset) error) (string, error) {
 	return "", nil
 }
 
-// isDormant reports whether the table exists and has the flag dormant. The flag dormant disables the chains of the table.
+// isDormant reports whether the table exists with the flag dormant, which disables its chains.
 func (t *Handle) isDormant() (is bool, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETTABLE, 0, t.Table)
 	if err != nil {
@@ -94,9 +93,8 @@ func (t *Handle) isDormant() (is bool, err error) {
 	return is, err
 }
 
-// Install writes the chains and rules of a registered table in one transaction. Install deletes the old chains first, because the kernel
-// cannot change the hook or priority of a chain. If the caller passes names, Install deletes only the chains with these names. If the
-// caller passes no names, Install deletes all chains of the table, including chains of other programs. The sets of the table keep their
+// Install writes the chains and rules of a registered table in one transaction. It first deletes the chains with the given names, or
+// without names all chains of the table, even other programs', because the kernel cannot change a chain's hook or priority. Sets keep their
 // elements.
 func Install(op, table string, build func(Ruleset) error, names ...string) error {
 	t, err := Open(table)
@@ -129,8 +127,8 @@ func Install(op, table string, build func(Ruleset) error, names ...string) error
 	return err
 }
 
-// clearDormant enables the chains of a dormant table. clearDormant is a no-op if the table is not dormant or is missing. clearDormant needs
-// a separate transaction: the kernel refuses new base chains in the transaction that enables the table.
+// clearDormant enables the chains of a dormant table in a transaction of its own, because the kernel refuses new base chains in the same
+// one.
 func (t *Handle) clearDormant() error {
 	if dormant, err := t.isDormant(); err != nil || !dormant {
 		return err
@@ -141,8 +139,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns each given name for which the table contains a chain. If no names are given, existingChains reads all chains of
-// the address family, and returns the names of all chains in the table.
+// existingChains returns those of the names that are chains of the table. Without names, it returns all of them, for which it reads all
+// chains of the address family.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {
@@ -175,10 +173,8 @@ func (t *Handle) existingChains(names []string) (found []string, err error) {
 	return found, err
 }
 
-// shapeOf encodes an expression of a rule as text, so that expressions with the same effect have the same text. The text of an expression
-// contains its name and the attributes that every kernel returns unchanged. The text of an expression contains no registers, because the
-// kernel may return another register number than the request contained. In the text, a missing attribute is the same as an attribute with
-// value zero.
+// shapeOf encodes an expression as text that is the same for the same effect: its name and those attributes that every kernel returns
+// unchanged. It leaves out registers, whose numbers the kernel may change. A missing attribute equals one with value zero.
 func shapeOf(data []byte) string {
 	var name string
 	attributes := map[uint16][]byte{}
@@ -201,7 +197,7 @@ func shapeOf(data []byte) string {
 	return shape + ";"
 }
 
-// dataShape encodes an attribute as text for shapeOf. The attribute contains a value or a verdict.
+// dataShape encodes a value or a verdict for shapeOf.
 func dataShape(data []byte) (shape string) {
 	walk(data, func(kind uint16, v []byte) {
 		switch kind {
@@ -214,8 +210,7 @@ func dataShape(data []byte) (shape string) {
 	return shape
 }
 
-// shapeAttributes returns the attributes of an expression that shapeOf encodes. The list "plain" contains the attributes with a number or a
-// name. The list "nested" contains the attributes with a value or a verdict.
+// shapeAttributes returns the attributes that shapeOf encodes: plain ones with a number or name, nested ones with a value or verdict.
 func shapeAttributes(name string) (plain, nested []uint16) {
 	switch name {
 	case "meta":

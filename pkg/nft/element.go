@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftaKeyEnd is NFTA_SET_ELEM_KEY_END in include/uapi/linux/netfilter/nf_tables.h. Package unix lacks this constant.
+// nftaKeyEnd is NFTA_SET_ELEM_KEY_END of include/uapi/linux/netfilter/nf_tables.h, which package unix lacks.
 const nftaKeyEnd = 10
 
-// MaxComment is the maximum length of a comment that nft(8) shows, including the terminating zero.
+// MaxComment is the length of the longest comment that nft(8) shows, with the terminating zero.
 const MaxComment = 128
 
-// Element is an element of an nftables set or map. The comment of an element contains the owner of the element.
+// Element is an element of an nftables set or map. Its comment names the owner.
 type Element struct {
 	Set     string
 	Key     []byte
@@ -24,8 +24,7 @@ type Element struct {
 	Comment string
 }
 
-// Key returns the key of an element in a set with concatenated fields. As nf_tables requires, Key pads each field to a multiple of four
-// bytes.
+// Key returns the key of an element with concatenated fields, each padded to a multiple of four bytes as nf_tables requires.
 func Key(fields ...[]byte) []byte {
 	var out []byte
 	for _, f := range fields {
@@ -37,7 +36,7 @@ func Key(fields ...[]byte) []byte {
 	return out
 }
 
-// IfName encodes an interface name for keys and rules as 16 bytes, padded with zeros.
+// IfName encodes an interface name as 16 bytes, padded with zeros.
 func IfName(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
@@ -76,7 +75,7 @@ func (e Element) encode(enc *mdl.AttributeEncoder) error {
 	return nil
 }
 
-// parseElements parses the elements of a NFT_MSG_NEWSETELEM message.
+// parseElements parses a NFT_MSG_NEWSETELEM message.
 func parseElements(data []byte) (all []Element) {
 	if len(data) < 4 {
 		return nil

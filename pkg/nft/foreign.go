@@ -11,7 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// DroppingChain is a base chain of another program at the forward hook. A DroppingChain drops every forwarded packet that no rule accepts.
+// DroppingChain is a base chain of another program at the forward hook that drops every packet which no rule accepts.
 type DroppingChain struct {
 	Family string // as in nft(8)
 	Table  string
@@ -23,7 +23,7 @@ type DroppingChain struct {
 // String returns family, table and name of the chain, as in nft(8).
 func (d DroppingChain) String() string { return fmt.Sprintf("%s %s %s", d.Family, d.Table, d.Chain) }
 
-// Mentions reports whether a rule of the chain compares an interface name with the name of the given link, or with a prefix of this name.
+// Mentions reports whether a rule of the chain compares an interface name with that of the link or a prefix of it.
 func (d DroppingChain) Mentions(link string) bool {
 	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
@@ -37,10 +37,9 @@ func (d DroppingChain) Mentions(link string) bool {
 	})
 }
 
-// DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets. Such a chain has the policy
-// drop, or its last rule has no condition and drops packets. To find these chains, DroppingChains requests all chains, and the rules of
-// base chains of other programs at the forward hook. If a base chain drops unmatched packets, DroppingChains also reads the rules of the
-// chains without a hook in the same table.
+// DroppingChains returns the base chains of other programs at the forward hook that drop unmatched packets: those with the policy drop, or
+// with a last rule that drops everything. It reads the rules of all base chains there, and for each one found those of the chains without a
+// hook in its table.
 func DroppingChains() (found []DroppingChain, err error) {
 	c, err := New()
 	if err != nil {
@@ -68,8 +67,8 @@ func DroppingChains() (found []DroppingChain, err error) {
 	return found, nil
 }
 
-// read() reads the rules of the chain. If the chain drops unmatched packets, read() sets d.Reason, and also reads the rules of the chains
-// without a hook in the same table.
+// read reads the rules of the chain. If it drops unmatched packets, read also sets d.Reason and adds the rules of the chains without a hook
+// in the same table.
 func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*nftables.Chain) (err error) {
 	if d.rules, err = c.GetRules(chain.Table, chain); err != nil {
 		return err
@@ -95,7 +94,7 @@ func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*
 	return nil
 }
 
-// dropsRest reports whether the last rule of a chain has no condition and drops or rejects packets.
+// dropsRest reports whether the last rule drops or rejects packets without any condition.
 func dropsRest(rules []*nftables.Rule) bool {
 	if len(rules) == 0 {
 		return false
@@ -121,7 +120,7 @@ func isOwn(table *nftables.Table) bool {
 	return slices.ContainsFunc(Tables(), func(t Table) bool { return t.matches(table) })
 }
 
-// IPTables returns the existing tables with the names that iptables-nft uses for IPv4, such as "ip filter".
+// IPTables returns the existing tables with names that iptables-nft uses for IPv4, such as "ip filter".
 func IPTables() (names []string, err error) {
 	c, err := New()
 	if err != nil {

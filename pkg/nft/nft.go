@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nft reads and changes nf_tables: elements and rules in transactions, and the schema version of a table. The package also contains
-// the registry of Podlace's tables. Each table belongs to one plugin, which defines the content of the table.
+// Package nft reads and changes nf_tables: elements and rules in transactions, and the schema version of a table. It also registers
+// Podlace's tables, each of which belongs to one plugin that defines the content.
 package nft
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Unsupported reports whether an error means that the kernel has no nf_tables.
+// Unsupported reports whether err means that the kernel has no nf_tables.
 func Unsupported(err error) bool {
 	return noFamily(err) || errors.Is(err, unix.EINVAL) && !Available() // EINVAL has other meanings too
 }
@@ -27,8 +27,8 @@ func noFamily(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Available reports whether the kernel has nf_tables. Available requests the generation ID of the ruleset. A kernel without nf_tables
-// replies with EINVAL. If Available gets any other error, it returns true.
+// Available reports whether the kernel has nf_tables. It asks for the generation ID of the ruleset, to which a kernel without nf_tables
+// replies with EINVAL. Any other error counts as available.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {
@@ -41,8 +41,7 @@ func Available() bool {
 	return !noFamily(err) && !errors.Is(err, unix.EINVAL)
 }
 
-// IgnoreUnsupported returns nil if err means that the kernel has no nf_tables. IgnoreUnsupported returns any other error unchanged.
-// Cleanup code uses IgnoreUnsupported, because a kernel without nf_tables has no tables to clean up.
+// IgnoreUnsupported returns err, or nil if it means that the kernel has no nf_tables and so nothing to clean up.
 func IgnoreUnsupported(err error) error {
 	if Unsupported(err) {
 		return nil
@@ -50,17 +49,17 @@ func IgnoreUnsupported(err error) error {
 	return err
 }
 
-// replyTimeout is the timeout for one reply of the kernel. The kernel usually replies within microseconds.
+// replyTimeout limits the wait for one reply, which usually takes microseconds.
 const replyTimeout = 10 * time.Second
 
-// Conn is a netlink connection to nf_tables. The first request opens the connection. The zero value of Conn is ready to use.
+// Conn is a netlink connection to nf_tables, which opens with the first request. Its zero value is ready to use.
 type Conn struct {
 	sock *mdl.Conn
-	// needsReopen is true if the socket may contain unread replies after an error. The next request would read these replies by mistake.
+	// needsReopen is set while the socket may contain unread replies, which the next request would take for its own.
 	needsReopen bool
 }
 
-// Open returns a Handle for a registered table on this connection. If the name is empty, the Handle has no table.
+// Open returns a Handle for a registered table on this connection, or one without a table if the name is empty.
 func (c *Conn) Open(table string) (*Handle, error) {
 	if c.needsReopen {
 		c.Close()
@@ -79,8 +78,7 @@ func (c *Conn) Open(table string) (*Handle, error) {
 	return &Handle{c, family, table}, nil
 }
 
-// Close closes the connection. After a deletion, Close takes some milliseconds: the kernel waits for an RCU grace period before it closes
-// the connection.
+// Close closes the connection. After a deletion this takes some milliseconds, because the kernel waits for an RCU grace period.
 func (c *Conn) Close() {
 	if c.sock != nil {
 		c.sock.Close()
@@ -88,7 +86,7 @@ func (c *Conn) Close() {
 	*c = Conn{}
 }
 
-// query sends a request of one message and returns the replies. The error unix.ENOENT means that the requested object does not exist.
+// query sends one message and returns the replies, or unix.ENOENT if the requested object does not exist.
 func (c *Conn) query(question mdl.Message) ([]mdl.Message, error) {
 	c.beginRequest()
 	answers, err := c.sock.Execute(question)
@@ -96,25 +94,24 @@ func (c *Conn) query(question mdl.Message) ([]mdl.Message, error) {
 	return answers, err
 }
 
-// beginRequest sets needsReopen and the timeout before a request is sent. The caller resets needsReopen after it has read all replies.
+// beginRequest sets the timeout and needsReopen, which the caller resets once it has read all replies.
 func (c *Conn) beginRequest() {
 	c.needsReopen = true
 	_ = c.sock.SetDeadline(time.Now().Add(replyTimeout))
 }
 
-// Handle accesses the elements of one table. Handle supports two operations that the library google/nftables lacks: an add that fails if
-// the key exists, and a lookup of an element by its key. Podlace writes static tables, chains and rules with google/nftables.
+// Handle accesses the elements of one table. It can do what google/nftables, which writes the static tables, chains and rules, cannot: look
+// up an element by its key, and add one only if the key is missing.
 type Handle struct {
 	*Conn
 	family byte
 	Table  string // name of the table
 }
 
-// Open returns a Handle for a registered table on a new connection. The caller must close the Handle.
+// Open returns a Handle for a registered table on a new connection, which the caller must close.
 func Open(table string) (*Handle, error) { return new(Conn).Open(table) }
 
-// Get returns the element with the key of e. If the set contains intervals, Get returns the interval that contains the key. The result ok
-// is false if the element, the set or the table is missing.
+// Get returns the element with the key of e, or the interval that contains the key. ok is false if the element, set or table is missing.
 func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	all, err := t.Find([]Element{e})
 	if err != nil || all[0] == nil {
@@ -123,12 +120,10 @@ func (t *Handle) Get(e Element) (found Element, ok bool, err error) {
 	return *all[0], true, nil
 }
 
-// maxLookups is the maximum number of requests that Find sends before it reads the replies. The replies must fit into the buffer of the
-// socket.
+// maxLookups is the number of requests that Find sends before it reads replies, which must fit into the socket's buffer.
 const maxLookups = 64
 
-// Find looks up several elements. For each element, Find returns a pointer to the element from the kernel, or nil if the element is
-// missing.
+// Find returns for each element the kernel's one, or nil if it is missing.
 func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	found := make([]*Element, 0, len(elements))
 	for chunk := range slices.Chunk(elements, maxLookups) {
@@ -163,7 +158,7 @@ func (t *Handle) Find(elements []Element) ([]*Element, error) {
 	return found, nil
 }
 
-// List returns all elements of a set. The list is empty if the set is missing.
+// List returns all elements of a set. It is empty if the set is missing.
 func (t *Handle) List(set string) ([]Element, error) {
 	msg, err := t.message(unix.NFT_MSG_GETSETELEM, mdl.Dump, set, nil)
 	if err != nil {
@@ -179,8 +174,7 @@ func (t *Handle) List(set string) ([]Element, error) {
 	return all, err
 }
 
-// dump() sends a dump request, and calls each() with the body of every reply. If the ruleset changes during the dump, dump() repeats the
-// request.
+// dump sends a dump request and calls each with the body of every reply. It repeats the request if the ruleset changes meanwhile.
 func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	var replies []mdl.Message
 	err := fault.Retry(func() (err error) {
@@ -196,7 +190,6 @@ func (t *Handle) dump(ask mdl.Message, each func(data []byte)) error {
 	return nil
 }
 
-// countRules counts the rules of the table.
 func (t *Handle) countRules() (n int, err error) {
 	ask, err := t.tableMessage(unix.NFT_MSG_GETRULE, mdl.Dump, t.Table)
 	if err != nil {
@@ -205,8 +198,7 @@ func (t *Handle) countRules() (n int, err error) {
 	return n, t.dump(ask, func([]byte) { n++ })
 }
 
-// tableMessage returns a message whose only attribute is the name of a table. The attribute number of a table name is the same in all kinds
-// of messages (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
+// tableMessage returns a message with only a table's name, whose attribute is the same everywhere (NFTA_TABLE_NAME, NFTA_RULE_TABLE).
 func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.String(unix.NFTA_TABLE_NAME, table)
@@ -217,14 +209,13 @@ func (t *Handle) tableMessage(kind int, flags mdl.HeaderFlags, table string) (md
 	}, err
 }
 
-// Add adds elements in one transaction: either all of them or none. The error unix.EEXIST means that one of the keys already exists. The
-// error unix.ENOENT means that the table or set is missing.
+// Add adds all elements or none. It returns unix.EEXIST if a key exists, and unix.ENOENT if the table or set is missing.
 func (t *Handle) Add(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft add %d elements to %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
 }
 
-// Existing returns those of the given elements that exist, with their values and comments from the kernel.
+// Existing returns those of the given elements that exist, with the kernel's values and comments.
 func (t *Handle) Existing(elements []Element) (found []Element, err error) {
 	all, err := t.Find(elements)
 	for _, e := range all {
@@ -246,13 +237,13 @@ func (t *Handle) Missing(elements []Element) (missing []Element, err error) {
 	return missing, err
 }
 
-// Delete deletes elements in one transaction: either all of them or none. The error unix.ENOENT means that one of the elements is missing.
+// Delete deletes all elements or none, in one transaction. It returns unix.ENOENT if one is missing.
 func (t *Handle) Delete(elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft delete %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: elements})
 }
 
-// Replace deletes the old elements and adds the new elements in one transaction.
+// Replace deletes old elements and adds new ones in one transaction.
 func (t *Handle) Replace(old, elements []Element) error {
 	return t.Apply(fmt.Sprintf("nft replace %d elements of %s", len(elements), t.Table),
 		Edit{Kind: unix.NFT_MSG_DELSETELEM, Elements: old}, Edit{Kind: unix.NFT_MSG_NEWSETELEM, Flags: mdl.Create | mdl.Excl, Elements: elements})
@@ -266,8 +257,7 @@ type Edit struct {
 	Table    string // for a change of a whole table
 }
 
-// Apply applies edits in one transaction: either all of them or none. The argument op describes the transaction for fault.Change and for
-// errors.
+// Apply applies all edits or none, in one transaction, which op describes for fault.Change and errors.
 func (t *Handle) Apply(op string, edits ...Edit) error {
 	batch := []mdl.Message{batchMark(unix.NFNL_MSG_BATCH_BEGIN)}
 	for _, e := range edits {
@@ -293,8 +283,7 @@ func (t *Handle) Apply(op string, edits ...Edit) error {
 	return fault.Change(op, func() error { return t.sendBatch(batch) })
 }
 
-// sendBatch sends a transaction. The first message starts the transaction, and the last message ends it. For each message between them,
-// sendBatch reads one acknowledgement.
+// sendBatch sends a transaction and reads an acknowledgement for each message, except the first and the last, which mark begin and end.
 func (t *Handle) sendBatch(batch []mdl.Message) error {
 	t.beginRequest()
 	if len(batch) > 6 {
@@ -319,7 +308,7 @@ func (t *Handle) sendBatch(batch []mdl.Message) error {
 	return first
 }
 
-// maxElements is the maximum number of elements in one message. The elements with their comments must fit into an attribute of 64 KiB.
+// maxElements limits the elements in one message. With their comments, they must fit into an attribute of 64 KiB.
 const maxElements = 200
 
 func bySet(elements []Element) [][]Element {
@@ -338,7 +327,7 @@ func bySet(elements []Element) [][]Element {
 }
 
 func batchMark(kind int) mdl.Message {
-	// The data begins with struct nfgenmsg: address family, version, res_id (big endian).
+	// The data is struct nfgenmsg: address family, version, res_id (big endian).
 	return mdl.Message{Header: mdl.Header{Type: mdl.HeaderType(kind), Flags: mdl.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
 }
 
@@ -360,8 +349,7 @@ func (t *Handle) message(kind int, flags mdl.HeaderFlags, set string, elements [
 	}, nil
 }
 
-// Build calls build() to add tables, chains, sets and rules to a transaction, and sends the transaction. Build returns no error if an
-// object already exists.
+// Build sends what build adds to a transaction. Tables, chains, sets and rules that already exist are no error.
 func Build(op string, build func(*nftables.Conn) error) error {
 	conn, err := New(nftables.AsLasting())
 	if err != nil {
@@ -376,15 +364,14 @@ func Build(op string, build func(*nftables.Conn) error) error {
 	})
 }
 
-// The constants are limits of a socket in bytes. A transaction is one datagram, in which the guard of a pod takes about 250 bytes, and the
-// kernel answers each of its messages.
+// Limits of a socket in bytes. A transaction is one datagram, with about 250 bytes per guarded pod, and each of its messages is answered.
 const (
 	maxTransaction = 32 << 20
 	maxReplies     = 4 << 20
 )
 
-// New returns an nftables.Conn for large transactions and with a timeout. Without a timeout, a request could wait forever, because the
-// kernel may drop a reply when memory is short.
+// New returns an nftables.Conn for large transactions. It has a timeout, because the kernel may drop a reply when memory is short, and the
+// request would wait forever.
 func New(options ...nftables.ConnOption) (*nftables.Conn, error) {
 	bound := nftables.WithSockOptions(func(c *mdl.Conn) error {
 		_ = c.SetWriteBuffer(maxTransaction) // an ordinary user gets less

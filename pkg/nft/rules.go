@@ -16,14 +16,13 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Place identifies a chain of nf_tables. If the field Chain is empty, Place identifies all chains of the table.
+// Place is a chain, or all chains of the table if Chain is empty.
 type Place struct {
 	Family       byte
 	Table, Chain string
 }
 
-// Rule describes a rule of another program. With the fields of Rule, a caller can find out which program owns the rule, and can delete the
-// rule.
+// Rule is what a caller needs to recognize and delete a rule of another program.
 type Rule struct {
 	Place
 	Comment string
@@ -34,7 +33,7 @@ type Rule struct {
 	shape  string   // its expressions, as shapeOf encodes them
 }
 
-// newRequest returns a request about chains or rules. The function fill() adds the attributes of the request.
+// newRequest returns a request about chains or rules with the attributes that fill adds.
 func (p Place) newRequest(kind int, flags mdl.HeaderFlags, fill func(*mdl.AttributeEncoder)) (mdl.Message, error) {
 	enc := mdl.NewAttributeEncoder()
 	enc.ByteOrder = binary.BigEndian
@@ -54,15 +53,14 @@ func (p Place) asChain(kind int, flags mdl.HeaderFlags) (mdl.Message, error) {
 	})
 }
 
-// HasChain reports whether a chain exists. HasChain sends only one request.
+// HasChain reports whether a chain exists, with one request.
 func (t *Handle) HasChain(p Place) (bool, error) {
 	_, ok, err := t.Chain(p)
 	return ok, err
 }
 
-// Chain is the kernel's description of a chain. The field Base is true for chains with a hook. Only chains with a hook have a policy (such
-// as unix.NF_DROP) and a priority. The field Uses counts the rules in the chain. For a chain without a hook, Uses also counts the rules
-// that jump to the chain.
+// Chain is the kernel's description of a chain. Base is true if it has a hook; only such chains have a policy (such as unix.NF_DROP) and a
+// priority. Uses counts its rules, and for a chain without a hook also those that jump to it.
 type Chain struct {
 	Base     bool
 	Policy   uint32
@@ -72,14 +70,14 @@ type Chain struct {
 	Uses     uint32
 }
 
-// Chain returns a chain by name. The result ok is false if the chain does not exist.
+// Chain returns a chain by name. ok is false if it does not exist.
 func (t *Handle) Chain(p Place) (state Chain, ok bool, err error) {
 	msg, err := p.asChain(unix.NFT_MSG_GETCHAIN, 0)
 	if err != nil {
 		return state, false, err
 	}
 	replies, err := t.query(msg)
-	// The kernel returns ERANGE if the name is too long for a chain.
+	// ERANGE means that the name is too long for a chain.
 	if err != nil && IgnoreUnsupported(fault.Ignore(err, unix.ENOENT, unix.ERANGE)) == nil || err == nil && len(replies) == 0 {
 		return state, false, nil
 	}
@@ -116,7 +114,7 @@ func parseChain(data []byte) (state Chain) {
 	return state
 }
 
-// Rules returns the rules of a chain or a table. The list is empty if the chain or the table does not exist.
+// Rules returns the rules of a chain or a table. The list is empty if it does not exist.
 func (t *Handle) Rules(p Place) ([]Rule, error) {
 	msg, err := p.newRequest(unix.NFT_MSG_GETRULE, mdl.Dump, func(enc *mdl.AttributeEncoder) {
 		enc.String(unix.NFTA_RULE_TABLE, p.Table)
@@ -148,7 +146,7 @@ func (t *Handle) Rules(p Place) ([]Rule, error) {
 	return found, nil
 }
 
-// ListRules opens a new connection and returns the result of Rules.
+// ListRules is Rules on a new connection.
 func ListRules(p Place) ([]Rule, error) {
 	t, err := Open("")
 	if err != nil {
@@ -186,8 +184,7 @@ func parseRule(data []byte) (r Rule) {
 	return r
 }
 
-// parseExpression stores the data of a "cmp" or "immediate" expression, and ignores other expressions. The number of the attribute with the
-// data differs between "cmp" and "immediate" expressions.
+// parseExpression stores the data of "cmp" and "immediate" expressions, which have it in different attributes.
 func (r *Rule) parseExpression(data []byte) {
 	var name string
 	walk(data, func(kind uint16, v []byte) {
@@ -220,12 +217,11 @@ func (r *Rule) parseData(data []byte) {
 	})
 }
 
-// Has reports whether a "cmp" or "immediate" expression of the rule contains the value.
+// Has reports whether a "cmp" or "immediate" expression of the rule contains value.
 func (r Rule) Has(value []byte) bool {
 	return slices.ContainsFunc(r.values, func(v []byte) bool { return bytes.Equal(v, value) })
 }
 
-// deleteMessage returns the message that deletes the rule.
 func (r Rule) deleteMessage() (mdl.Message, error) {
 	return r.newRequest(unix.NFT_MSG_DELRULE, mdl.Acknowledge, func(enc *mdl.AttributeEncoder) {
 		enc.String(unix.NFTA_RULE_TABLE, r.Table)
@@ -234,26 +230,25 @@ func (r Rule) deleteMessage() (mdl.Message, error) {
 	})
 }
 
-// Removal contains the chains and rules that Remove deletes from tables of other programs.
+// Removal lists what Remove deletes from tables of other programs.
 type Removal struct {
 	Chains []Jump
 	Rules  []Match
 }
 
-// Jump is a chain and its parent chain in the same table. The parent chain contains rules that jump to the chain.
+// Jump is a chain and, in the same table, the parent whose rules jump to it.
 type Jump struct {
 	Parent Place
 	Chain  string
 }
 
-// Match selects those rules of a chain or a table for which the function Want returns true.
+// Match selects the rules of a chain or table for which Want returns true.
 type Match struct {
 	In   Place
 	Want func(Rule) bool
 }
 
-// deleteMessages returns the messages that delete the chains and rules of the removal. deleteMessages omits chains and rules that do not
-// exist.
+// deleteMessages returns messages that delete what exists of the removal.
 func (r Removal) deleteMessages(t *Handle) ([]mdl.Message, error) {
 	var out []mdl.Message
 	for _, jump := range r.Chains {
@@ -292,8 +287,7 @@ func (t *Handle) deletions(m Match) ([]mdl.Message, error) {
 	return out, nil
 }
 
-// deleteChainMessages returns the messages that delete a chain, its rules, and the rules that jump to the chain. deleteChainMessages first
-// checks with one request whether the chain exists. If the chain is missing, deleteChainMessages returns an empty list.
+// deleteChainMessages returns messages that delete a chain, its rules and all jumps to it: none, after one request, if it is missing.
 func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	of := Place{j.Parent.Family, j.Parent.Table, j.Chain}
 	ok, err := t.HasChain(of)
@@ -308,12 +302,11 @@ func (t *Handle) deleteChainMessages(j Jump) ([]mdl.Message, error) {
 	return append(out, msg), err
 }
 
-// maxRaces is the maximum number of attempts for one transaction. A transaction may fail because another program changes the ruleset at the
-// same time.
+// maxRaces limits the attempts for a transaction that fails because another program changes the ruleset meanwhile.
 const maxRaces = 30
 
-// Remove deletes the objects of a removal in one transaction. The transaction fails if another program deletes one of the objects at the
-// same time, or adds a rule that uses one of them. Remove then retries the transaction. Remove is a no-op if none of the objects exists.
+// Remove deletes the objects of a removal in one transaction. It retries if another program meanwhile deletes one of them or adds a rule
+// that uses it. It is a no-op if none exists.
 func Remove(op string, removal Removal) error {
 	t, err := Open("")
 	if err != nil {

@@ -20,12 +20,12 @@ type Ruleset struct {
 	sets  map[string]*nftables.Set
 }
 
-// NewRuleset adds a table to the next transaction of the connection c, and returns an empty Ruleset for the table.
+// NewRuleset adds a table to the next transaction of c, and returns its Ruleset, which is empty.
 func NewRuleset(c *nftables.Conn, table *nftables.Table) Ruleset {
 	return Ruleset{c, c.AddTable(table), map[string]*layout{}, map[string]*nftables.Set{}}
 }
 
-// Chain adds an empty chain. If hook is not nil, Chain adds a base chain.
+// Chain adds an empty chain, which is a base chain unless hook is nil.
 func (r Ruleset) Chain(name string, hook *nftables.ChainHook, priority int, kind nftables.ChainType) *nftables.Chain {
 	chain := &nftables.Chain{Table: r.Table, Name: name}
 	r.made[name] = &layout{}
@@ -53,7 +53,7 @@ func (r Ruleset) Commented(chain *nftables.Chain, comment string, exprs []expr.A
 	r.add(chain, userdata.AppendString(nil, userdata.TypeComment, comment), exprs)
 }
 
-// Set adds an nftables set to the table, or an nftables map if value is not nil.
+// Set adds an nftables set, or a map if value is not nil.
 func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -72,20 +72,20 @@ func (r Ruleset) Set(name string, value []nftables.SetDatatype, key ...nftables.
 	return s, r.AddSet(s)
 }
 
-// setID is the number of the newest set. Package nftables would number the sets too, with a counter without a lock.
+// setID is the number of the newest set. Package nftables would number them itself, but with a counter that has no lock.
 var setID atomic.Uint32
 
 // Named returns a set of the ruleset.
 func (r Ruleset) Named(set string) *nftables.Set { return r.sets[set] }
 
-// AddSet adds a set to the table. If the kernel has the set, its elements stay.
+// AddSet adds a set to the table. If it exists in the kernel, its elements stay.
 func (r Ruleset) AddSet(s *nftables.Set) error {
 	s.ID = setID.Add(1)
 	r.sets[s.Name] = s
 	return r.C.AddSet(s, nil)
 }
 
-// Intervals adds a set or a map like Set, but the last field of each key is an interval.
+// Intervals adds a set or map whose last key field is an interval.
 func (r Ruleset) Intervals(name string, value nftables.SetDatatype, key ...nftables.SetDatatype) (*nftables.Set, error) {
 	keyType, err := nftables.ConcatSetType(key...)
 	if err != nil {
@@ -103,18 +103,17 @@ func Network(register, offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
 }
 
-// DestinationPort returns an expression that loads the destination port into a register. The port is at the same offset in TCP, UDP and
-// SCTP.
+// DestinationPort returns an expression that loads the destination port, which has the same offset in TCP, UDP and SCTP, into a register.
 func DestinationPort(register uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
-// Lookup returns an expression that searches a map for the value of register 1, and writes the result to register 1.
+// Lookup returns an expression that replaces the value of register 1 by what a map contains for it.
 func Lookup(set *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: set.Name, SetID: set.ID}
 }
 
-// Equal returns an expression that matches if the content of register 1 is equal to the argument "data".
+// Equal returns an expression that matches if register 1 equals data.
 func Equal(data []byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}
 }

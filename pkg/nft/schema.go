@@ -8,20 +8,20 @@ import (
 	"github.com/google/nftables"
 )
 
-// Schema describes what one of Podlace's tables contains for all pods: chains, rules and sets. The elements of the sets belong to pods.
+// Schema is what one of Podlace's tables contains for all pods: chains, rules and sets, whose elements belong to pods.
 type Schema struct {
 	Table   string
 	Version uint16 // every change of the rules needs a new one
 	Build   func(Ruleset) error
 }
 
-// schemaSet is the name of a set with one element. Its key is the version of the schema, so that a newer plugin replaces the rules of an
-// older one. Its comment is the number of rules, which shows that another program deleted some.
+// schemaSet is a set with one element. The key is the version of the schema, so that a newer plugin replaces the rules of an older one; the
+// comment is the number of rules, which shows that another program deleted some.
 const schemaSet = "schema"
 
 func markText(rules int) string { return fmt.Sprintf("version of the %d rules", rules) }
 
-// Intact reports whether the kernel has the rules of this version. It only counts them, so that ADD can ask.
+// Intact reports whether the kernel has the rules of this version. It only counts them, which is fast enough for ADD.
 func (s Schema) Intact(c *Conn) (bool, error) {
 	t, err := c.Open(s.Table)
 	if err != nil {
@@ -35,7 +35,7 @@ func (s Schema) Intact(c *Conn) (bool, error) {
 	return mark.Comment == markText(n), err
 }
 
-// Drift compares all chains and rules with those in the kernel. It returns the difference as a sentence, or "".
+// Drift compares all chains and rules with the kernel's. It returns the difference as a sentence, or "".
 func (s Schema) Drift(c *Conn) (string, error) {
 	t, err := c.Open(s.Table)
 	if err != nil {
@@ -54,7 +54,7 @@ func (s Schema) Drift(c *Conn) (string, error) {
 	return fmt.Sprintf("the rules of nftables table %s %s", TableOf(s.Table), drift), nil
 }
 
-// Install writes chains and rules, adds elements, and sets the mark, in one transaction. All other elements stay.
+// Install writes chains and rules, adds elements and sets the mark, in one transaction. Other elements stay.
 func (s Schema) Install(elements []Element) error {
 	return Install("nft add table "+s.Table, s.Table, func(r Ruleset) error {
 		if err := s.Build(r); err != nil {

@@ -17,7 +17,7 @@ type Table struct {
 	Name   string
 }
 
-// String returns the family and the name of the table, as in nft(8).
+// String returns family and name of the table, as in nft(8).
 func (t Table) String() string {
 	if t.family == nftables.TableFamilyBridge {
 		return "bridge " + t.Name
@@ -25,15 +25,14 @@ func (t Table) String() string {
 	return "inet " + t.Name
 }
 
-// matches() reports whether a table of the kernel has the same name and family as t.
 func (t Table) matches(table *nftables.Table) bool {
 	return t.Name == table.Name && t.family == table.Family
 }
 
-// Netlink converts the table to the type of the library google/nftables.
+// Netlink returns the table as google/nftables needs it.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
-// These constants are the names of the registered tables. The comment after each name is the package that owns the table.
+// Names of the registered tables, each with the package that owns it.
 const (
 	MasqueradeTable = "podlace_masquerade" // bridge
 	GuardTable      = "podlace_guard"      // bridge
@@ -42,27 +41,25 @@ const (
 	LoopbackTable   = "podlace_loopback"   // portmap
 )
 
-// Tables returns the registry of all nftables tables of Podlace. Podlace can create only tables in this registry, because all code gets its
-// table from the registry. A rollback deletes all tables in the registry.
+// Tables returns the registry, which all code gets its tables from. A rollback deletes them in this order.
 func Tables() []Table {
 	return []Table{
 		{nftables.TableFamilyINet, MasqueradeTable},
 		{nftables.TableFamilyINet, HostportTable},
 		{nftables.TableFamilyINet, VLANTable},
 		{nftables.TableFamilyBridge, GuardTable},
-		// The rules in LoopbackTable protect 127.0.0.0/8. LoopbackTable is the last entry, because a rollback must delete it after all tables
-		// that need its protection.
+		// It protects 127.0.0.0/8, so it must outlive all tables that need this protection.
 		{nftables.TableFamilyINet, LoopbackTable},
 	}
 }
 
-// TableOf returns the registered table with the given name. An unregistered name is a bug in the caller, so TableOf panics.
+// TableOf returns the registered table with the given name. It panics if there is none, which is a bug in the caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
 }
 
-// Own returns those of Podlace's tables that exist in the kernel.
+// Own returns Podlace's tables in the kernel.
 func Own() (found []Table, err error) {
 	c, err := New()
 	if err != nil {
@@ -80,7 +77,7 @@ func Own() (found []Table, err error) {
 	return found, nil
 }
 
-// HasTable reports whether the registered table with the given name exists in the kernel.
+// HasTable reports whether the registered table exists in the kernel.
 func HasTable(name string) (bool, error) {
 	own := TableOf(name)
 	c, err := New()
@@ -91,7 +88,7 @@ func HasTable(name string) (bool, error) {
 	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == own.Name }), IgnoreUnsupported(err)
 }
 
-// DelTable deletes a table with all its chains, sets and rules. DelTable is a no-op if the table is missing.
+// DelTable deletes a table with its chains, sets and rules. It is a no-op if the table is missing.
 func DelTable(t Table) error {
 	err := Build("nft delete table "+t.String(), func(c *nftables.Conn) error {
 		c.DelTable(t.Netlink())

@@ -18,14 +18,12 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Bridge reads, writes and removes the rules that the reference bridge plugin creates for an attachment. The reference plugin's rules are
-// masquerade rules in all known variants, and rules that check the source MAC (macspoofchk).
+// Bridge handles the reference bridge plugin's rules for an attachment: all variants of masquerade, and the check of the MAC (macspoofchk).
 type Bridge Attachment
 
 const postrouting = "POSTROUTING"
 
-// Chain returns the name of the attachment's chain in the iptables nat table. Rules in the chain POSTROUTING jump to the chain of the
-// attachment.
+// Chain returns the name of the attachment's chain in the iptables nat table, to which POSTROUTING jumps.
 func (b Bridge) Chain() string { return b.chains()[postrouting][0] }
 
 func (b Bridge) chains() iptables.Chains {
@@ -51,8 +49,7 @@ func (b Bridge) isMasquerade(of nft.Rule) bool {
 	return strings.HasPrefix(of.Comment, b.commentPrefix())
 }
 
-// Remove removes the rules. If there are no rules of the attachment, Remove changes nothing and sends only a few requests. If there are
-// rules of the attachment, Remove first reads all of them.
+// Remove removes the rules. Without rules it sends only a few requests; otherwise it first reads all of them.
 func (b Bridge) Remove() error {
 	err := nft.Remove("nft delete rules that the reference plugins left", nft.Removal{
 		Chains: append(b.chains().Jumps(), nft.Jump{Parent: spoofJumps(), Chain: b.spoofChain()},
@@ -94,10 +91,9 @@ func (b Bridge) HasMasquerade(address netip.Addr) (bool, error) {
 	}), err
 }
 
-// WriteMasquerade writes nftables rules that masquerade addresses. These rules are the same as the rules that the reference plugin writes.
-// Each address in the argument of WriteMasquerade must have the prefix length of its subnet. If a packet's destination is in the last
-// argument, the packet keeps its source address. WriteMasquerade keeps existing rules. If WriteMasquerade deleted existing rules and wrote
-// them again, a connection that starts in between would never get a reply.
+// WriteMasquerade writes the nftables rules with which the reference plugin masquerades addresses, which need the prefix length of their
+// subnet. Packets to a destination in except keep their source address. Existing rules stay, because a connection that starts while they
+// are being rewritten would never get a reply.
 func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	has, err := nft.ListRules(masqueradeRules())
 	if err != nil || !slices.ContainsFunc(addresses, func(a netip.Prefix) bool {
@@ -108,8 +104,7 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	return nft.Build("nft add masquerade rules for the reference plugins", func(c *nftables.Conn) error {
 		h := nft.NewRuleset(c, &nftables.Table{Name: masqueradeRules().Table, Family: nftables.TableFamilyINet})
 		checks := c.AddChain(&nftables.Chain{Table: h.Table, Name: masqueradeRules().Chain})
-		// The reference plugin sets no policy for this postrouting chain. The kernel then uses the default policy accept, which does not change
-		// the effect of the rules.
+		// The reference plugin sets no policy for this chain, so it gets the kernel's default, which is accept as well.
 		base := h.Chain("postrouting", nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
 		for _, multicast := range []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")} {
 			f := familyOf(multicast.Addr().Is4())
@@ -134,8 +129,8 @@ func (b Bridge) WriteMasquerade(addresses, except []netip.Prefix) error {
 	})
 }
 
-// WriteSpoofCheck writes the same chains as the reference plugin with macspoofchk. The chains drop a frame from a bridge port unless the
-// frame has the given source MAC. WriteSpoofCheck keeps existing chains unchanged.
+// WriteSpoofCheck writes the chains of the reference plugin's macspoofchk, which drop frames from a bridge port without the given source
+// MAC. It is a no-op if they exist.
 func (b Bridge) WriteSpoofCheck(link string, mac net.HardwareAddr) error {
 	if ok, err := b.HasSpoofCheck(); ok || err != nil {
 		return err

@@ -10,17 +10,16 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// addressFamily contains the offsets of fields in the IP header of an address family.
 type addressFamily struct{ nft.Family }
 
 func familyOf(is4 bool) addressFamily { return addressFamily{nft.FamilyOf(is4)} }
 
-// isAddress matches a packet if its IP header contains the given address at the offset.
+// isAddress matches packets with the given address at an offset in the IP header.
 func (f addressFamily) isAddress(offset uint32, a netip.Addr) []expr.Any {
 	return []expr.Any{nft.Network(1, offset, f.Length), nft.Equal(a.AsSlice())}
 }
 
-// inSubnet compares the address at the offset in the IP header with a subnet.
+// inSubnet compares the address at an offset in the IP header with a subnet.
 func (f addressFamily) inSubnet(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
 	if p.Bits() > 0 && p.Bits()%8 == 0 { // as nft(8) writes it
 		length := uint32(p.Bits() / 8)

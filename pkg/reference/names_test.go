@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestNames compares the names of Podlace's chains with the names that the functions of the reference plugins return. TestNames also
-// compares these names with the names on existing nodes, because a new version of Podlace must find the objects of an old version.
+// TestNames compares the chain names with the reference plugins', and with those on existing nodes, which a new version must still find.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		key    attachment.Key

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestMasqueradeOfTheReference compares the rules that a rollback writes with the rules that a function of the reference plugin writes. In
-// the second test case, the comment of the rules is too long and is truncated.
+// TestMasqueradeOfTheReference compares the rules that a rollback writes with those of the reference plugin's own function. In the second
+// case their comment is too long and is truncated.
 func TestMasqueradeOfTheReference(t *testing.T) {
 	backend := "nftables"
 	var addresses []netip.Prefix
@@ -39,7 +39,7 @@ func TestMasqueradeOfTheReference(t *testing.T) {
 	}
 }
 
-// TestSpoofCheckOfTheReference compares the chains that a rollback writes with the chains that a function of the reference plugin writes.
+// TestSpoofCheckOfTheReference compares the chains that a rollback writes with those of the reference plugin's own function.
 func TestSpoofCheckOfTheReference(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	key := attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
@@ -50,8 +50,7 @@ func TestSpoofCheckOfTheReference(t *testing.T) {
 	}
 }
 
-// writtenObjects runs a function and then returns the tables, chains and rules in the kernel. writtenObjects leaves out the comments that
-// the reference plugin sets on tables and chains.
+// writtenObjects returns the tables, chains and rules that write creates, without comments of tables and chains.
 func writtenObjects(t *testing.T, write func() error) (records []string) {
 	t.Helper()
 	pipeTo(t, "flush ruleset", "nft", "-f", "-")

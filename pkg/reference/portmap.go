@@ -16,11 +16,10 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// Portmap reads, writes and removes the rules that the reference portmap plugin creates for the hostPorts of an attachment. Portmap
-// supports all known variants of these rules.
+// Portmap handles the rules that the reference portmap plugin creates for an attachment's hostPorts, in all known variants.
 type Portmap Attachment
 
-// HostportChain is the chain in the iptables nat table with the jumps to the chains of attachments.
+// HostportChain is the chain in the iptables nat table that jumps to the chains of attachments.
 const HostportChain = "CNI-HOSTPORT-DNAT"
 
 // Chain returns the name of the attachment's chain in the iptables nat table.
@@ -30,13 +29,12 @@ func (p Portmap) chains() iptables.Chains {
 	return iptables.Chains{HostportChain: hashNames(p.Hashes, "CNI-DN-", 21), "CNI-HOSTPORT-SNAT": hashNames(p.Hashes, "CNI-SN-", 21)}
 }
 
-// portRules returns the nftables table in which the reference plugin writes hostPorts. The rules for hostPorts are in several chains of
-// this table.
+// portRules returns the reference plugin's nftables table, whose rules for hostPorts are in several chains.
 func portRules(is4 bool) nft.Place {
 	return nft.Place{Family: familyOf(is4).Proto, Table: "cni_hostport"}
 }
 
-// Remove removes the rules. If the attachment has no rules, Remove changes nothing.
+// Remove removes the rules. It is a no-op if there are none.
 func (p Portmap) Remove() error {
 	err := nft.Remove("nft delete hostPort rules that the reference plugins left", nft.Removal{
 		Chains: p.chains().Jumps(),
@@ -45,8 +43,8 @@ func (p Portmap) Remove() error {
 	return errors.Join(err, p.chains().RemoveLegacy())
 }
 
-// isRule reports whether an nftables rule belongs to the attachment. The comment of a rule from the reference plugin contains only the
-// container ID. isRule needs the addresses to distinguish two networks of one container.
+// isRule reports whether an nftables rule belongs to the attachment. The reference plugin's comment contains only the container ID, so two
+// networks of one container differ only in the addresses.
 func (p Portmap) isRule(of nft.Rule) bool {
 	if of.Comment != p.ContainerID {
 		return false
@@ -83,8 +81,7 @@ func (p Portmap) HasChain() (bool, error) {
 	return false, nil
 }
 
-// Write forwards ports with the same nftables rules as version 1.9 of the reference plugin. If these rules already exist, Write does
-// nothing.
+// Write forwards ports with the nftables rules of version 1.9 of the reference plugin. It is a no-op if they exist.
 func (p Portmap) Write(list []ports.Port) error {
 	missing := false
 	for _, port := range list {
@@ -107,7 +104,6 @@ func (p Portmap) Write(list []ports.Port) error {
 	})
 }
 
-// writeFamily writes the rules for the ports of one address family to the nftables table of this family.
 func (p Portmap) writeFamily(c *nftables.Conn, f addressFamily, list []ports.Port) {
 	h := nft.NewRuleset(c, &nftables.Table{Name: portRules(true).Table, Family: nftables.TableFamily(f.Proto)})
 	chain := c.AddChain(&nftables.Chain{Table: h.Table, Name: "hostports"})

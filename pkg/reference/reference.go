@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference reads, removes and writes the state that the reference plugins (github.com/containernetworking/plugins) create on the
-// node for one attachment. Podlace takes over pods that the reference plugins attached. A rollback returns pods to the reference plugins.
-// In the following list, H is the SHA-512 hash of the network and the container ID, in hexadecimal digits:
+// Package reference reads, removes and writes what the reference plugins (github.com/containernetworking/plugins) create on the node for
+// one attachment. Podlace needs it to take over their pods, and to return pods to them in a rollback. In this list, H is the SHA-512 hash
+// of the network and the container ID, in hexadecimal digits:
 //
 //	bridge     chain CNI-H[:24] in nat of iptables and ip6tables, and jumps to it from POSTROUTING       all versions
 //	bridge     rules of chain masq_checks in table inet cni_plugins_masquerade, whose comment begins
@@ -25,39 +25,33 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-// Attachment is an attachment together with the names that the reference plugins give it. The types Bridge and Portmap handle the rules
-// that the reference plugins bridge and portmap write for the attachment.
+// Attachment is an attachment with the names that the reference plugins give it. Bridge and Portmap handle its rules.
 type Attachment struct {
 	attachment.Key
-	// Hashes contains the hashes from which the chain names are derived. The first element is the hash of the attachment's key. If the
-	// reference plugins use another hash for the attachment, that hash is the second element.
+	// Hashes are the hashes in the chain names: that of the attachment's key, then any other that the reference plugins use for it.
 	Hashes []string
-	// Addresses contains the addresses of the attachment. A container can have several attachments to which the reference plugins give the
-	// same name. The addresses distinguish these attachments. If Addresses is empty, the methods of Bridge and Portmap apply to the rules of
-	// all attachments of the container.
+	// Addresses tells apart several attachments of one container to which the reference plugins give the same name. If it is empty, the
+	// methods of Bridge and Portmap apply to all of them.
 	Addresses []netip.Addr
 }
 
-// Of returns an attachment together with the names that Podlace gives it. For the interface eth0, the reference plugins and Podlace use the
-// same chain names.
+// Of returns an attachment with Podlace's names. For eth0, they are those of the reference plugins.
 func Of(key attachment.Key) Attachment {
 	return Attachment{Key: key, Hashes: []string{key.ReferenceHash()}}
 }
 
-// Unrecorded returns an Attachment for an attachment that has no record. This Attachment contains all names under which rules of the
-// attachment may exist.
+// Unrecorded returns an attachment without a record, with all names under which it may have rules.
 func Unrecorded(key attachment.Key, plugin string) Attachment {
 	return Attachment{Key: key, Hashes: key.ReferenceHashes(plugin)}
 }
 
-// KeyOf returns the key from which the reference plugins derive the chain names of an attachment. This key always contains eth0, even for
-// another interface.
+// KeyOf returns the key from which the reference plugins derive chain names. It contains eth0 for every interface.
 func KeyOf(key attachment.Key) attachment.Key {
 	key.IfName = "eth0"
 	return key
 }
 
-// hashNames returns one name for each hash: the prefix, followed by the first digits of the hash.
+// hashNames returns one name per hash: the prefix and the first digits of the hash.
 func hashNames(hashes []string, prefix string, digits int) (names []string) {
 	for _, h := range hashes {
 		names = append(names, prefix+h[:digits])
@@ -70,8 +64,7 @@ func shortHash(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Backend returns the backend that the reference plugin would choose. If the configuration contains a backend, the reference plugin always
-// uses this backend. Without a configured backend, the reference plugin uses iptables if iptables is installed, and nftables otherwise.
+// Backend returns the backend that the reference plugin would choose: the configured one, else iptables if it is installed, else nftables.
 func Backend(named string) string {
 	switch {
 	case named != "":

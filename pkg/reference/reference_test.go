@@ -20,7 +20,6 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// pipeTo runs a program with a text on its standard input.
 func pipeTo(t *testing.T, text string, command ...string) {
 	t.Helper()
 	path, err := exec.LookPath(command[0])
@@ -37,8 +36,7 @@ func pipeTo(t *testing.T, text string, command ...string) {
 	}
 }
 
-// leftBy returns the rules that several versions of the reference plugins leave on the node for a container. These rules have the input
-// format of nft(8) and iptables-restore(8). The tests call leftBy with an invented hash.
+// leftBy returns what several versions of the reference plugins leave for a container, as input for nft(8) and iptables-restore(8).
 func leftBy(hash, masquerade, id, address, port string) (nft, iptables string) {
 	words := strings.NewReplacer("HASH24", hash[:24], "HASH21", hash[:21], "MASQ", masquerade, "ID", id, "ADDR", address, "NUMBER", port)
 	return words.Replace(`
@@ -73,8 +71,7 @@ COMMIT
 `)
 }
 
-// TestDelReference (F-44) checks that DEL removes the rules that any version of the reference plugins left for an attachment. The rules of
-// other attachments must stay.
+// TestDelReference (F-44) expects DEL to remove the rules of all versions of the reference plugins, and to keep those of other attachments.
 func TestDelReference(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	hash := func(digit string) string { return strings.Repeat(digit, 24) }
@@ -109,7 +106,6 @@ func TestDelReference(t *testing.T) {
 	}
 }
 
-// TestHasMasquerade checks that HasMasquerade finds the rules of each backend.
 func TestHasMasquerade(t *testing.T) {
 	for _, backend := range []string{"nftables", "iptables"} {
 		t.Run(backend, func(t *testing.T) {
@@ -130,7 +126,7 @@ func TestHasMasquerade(t *testing.T) {
 	}
 }
 
-// TestDelReferenceLegacy checks that the iptables program removes the chains of legacy xtables.
+// TestDelReferenceLegacy removes chains of legacy xtables, which needs the iptables program.
 func TestDelReferenceLegacy(t *testing.T) {
 	if _, err := os.ReadFile("/proc/thread-self/net/ip_tables_names"); errors.Is(err, fs.ErrPermission) {
 		t.Skip("SKIPPED: the kernel does not list legacy tables for an ordinary user")
@@ -165,7 +161,7 @@ func TestDelReferenceLegacy(t *testing.T) {
 	}
 }
 
-// linesAbout returns a function that returns all lines about a container in the tables of the node.
+// linesAbout returns a function that lists everything about a container in the node's tables.
 func linesAbout(id, hash string) func(*testing.T) []string {
 	return func(t *testing.T) (lines []string) {
 		for _, line := range kerneltest.Records(t, "nft ") {
@@ -177,8 +173,7 @@ func linesAbout(id, hash string) func(*testing.T) []string {
 	}
 }
 
-// TestTwoNetworksOfOneContainer checks hostPort rules of the reference plugin, which contain only the container ID. DEL in one network must
-// keep the rules of the other network.
+// TestTwoNetworksOfOneContainer: DEL in one network keeps the other's hostPorts, although their rules contain only the container ID.
 func TestTwoNetworksOfOneContainer(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	pipeTo(t, `table ip cni_hostport { chain hostports {
