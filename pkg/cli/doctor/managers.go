@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// configText returns the concatenated text of all files that match the patterns.
+// configText returns the text of all files that match the patterns.
 func (n *node) configText(patterns ...string) (text string, err error) {
 	for _, pattern := range patterns {
 		files, _ := filepath.Glob(n.path(pattern))
@@ -26,7 +26,7 @@ func (n *node) configText(patterns ...string) (text string, err error) {
 	return text, err
 }
 
-// setting returns the last value of a key in lines of the form key=value, without quotes, or "".
+// setting returns the last value of a key in lines key=value, without quotes, or "".
 func (n *node) setting(key string, patterns ...string) (value string, err error) {
 	text, err := n.configText(patterns...)
 	for line := range strings.Lines(text) {

@@ -28,7 +28,7 @@ func (n *node) ports() []Finding {
 	return found
 }
 
-// unrecordedPorts reports bridge ports that Podlace created but whose attachment records are lost.
+// unrecordedPorts reports Podlace's bridge ports whose attachment records are lost.
 func (n *node) unrecordedPorts(name string) []Finding {
 	ports, err := bridge.UnrecordedPorts(n.host, name)
 	if err != nil || len(ports) == 0 {
