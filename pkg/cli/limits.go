@@ -190,7 +190,7 @@ func nameOf(rec attachment.Record) string {
 func selectOne(records []attachment.Record) ([]attachment.Record, error) {
 	live := slices.DeleteFunc(slices.Clone(records), func(rec attachment.Record) bool { return plugin.NetnsGone(rec.Netns) })
 	if len(live) == 0 {
-		return nil, fmt.Errorf("the namespace of %s is gone", nameOf(records[0]))
+		return nil, fmt.Errorf("%s has ended: its network namespace is gone, and its limits with it", nameOf(records[0]))
 	}
 	if len(live) == 1 {
 		return live, nil

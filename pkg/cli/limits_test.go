@@ -105,7 +105,7 @@ func TestOne(t *testing.T) {
 	if got, err := selectOne(of("aaaaaa1", "aaaaaa9")); err != nil || len(got) != 1 || got[0].ContainerID != "aaaaaa1" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := selectOne(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "the namespace of pod shop/web is gone") {
+	if _, err := selectOne(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "pod shop/web has ended: its network namespace is gone") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := selectOne(of("aaaaaa22")); err == nil ||

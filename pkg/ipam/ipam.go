@@ -70,7 +70,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 		}
 	}
 	if e := run.Del(r, name); e != nil {
-		r.Log.Warn("could not release addresses", "error", e)
+		r.Log.Warn("could not release the addresses of the failed ADD; DEL of the container tries again", "ipam", name, "error", e)
 	}
 	return nil, wrap(name, err)
 }
@@ -181,7 +181,7 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
 		// If STATUS of the IPAM plugin takes too long, Status only logs the timeout. The IPAM plugin may just be slow, and an error would make
 		// the runtime report the node as NotReady.
-		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout)
+		r.Log.Warn("the IPAM plugin does not answer, which STATUS tolerates; if ADD fails too, see the plugin's own log", "ipam", name, "after", timeout)
 		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
 		return nil, plugin.Errorf(plugin.CodeTryAgain, "no answer after %v", timeout)
@@ -196,7 +196,8 @@ func find(dirs []string, name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
+	return "", plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs),
+		"install it there, or correct ipam.type")
 }
 
 // environment() returns the environment for an external plugin. The environment contains the CNI command and the attachment of the request.

@@ -287,7 +287,8 @@ func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, e
 		}
 		link, ok, err = host.LinkByIndex(index)
 		if err == nil && !ok {
-			err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", p.Addr())
+			err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", p.Addr()),
+				"another program deleted it, or the pod is ending; recreate the pod")
 		}
 		return link, ok, err
 	}

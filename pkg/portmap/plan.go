@@ -75,7 +75,8 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 			p.add = append(p.add, e)
 			continue
 		case !h.mustYield(want):
-			return claimPlan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, describeOwner(h.Record, e.Comment))
+			return claimPlan{}, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, takenBy, port, describeOwner(h.Record, e.Comment)),
+				"delete that pod, or choose another hostPort")
 		case !slices.ContainsFunc(p.taken, func(t portTakeover) bool { return t.Key == h.Key }):
 			p.taken = append(p.taken, portTakeover{port, e.Comment, h})
 			p.remove = append(p.remove, h.elements...)

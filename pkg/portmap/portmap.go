@@ -158,7 +158,8 @@ func status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
-		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
+		return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed"),
+			"install iptables, or use backend nftables, which needs no program")
 	}
 	host, err := attachment.Host(r)
 	if err == nil {

@@ -260,7 +260,7 @@ func (a *agent) logChanges(kind string, why cause, n int, text string, args ...a
 	a.metrics.changes.WithLabelValues(kind, string(why)).Add(float64(n))
 	a.log.Info(text, append(args, "cause", why)...)
 	if (why == onKernel || why == onFiles) && a.contests.repaired(kind, time.Now()) {
-		a.log.Warn("another program repeatedly undoes changes of podlace-node: repairs become slower, up to one in 30 s", "what", kind)
+		a.log.Warn("another program repeatedly undoes changes of podlace-node: repairs slow down to one in 30 s until that program is stopped", "what", kind)
 	}
 }
 
@@ -390,7 +390,7 @@ func (a *agent) publish() (again time.Time) {
 	}
 	again, err := a.file.write(s, time.Now())
 	if err != nil {
-		a.log.Error("the status cannot be written", "error", err)
+		a.log.Error("could not write the status file, so 'podlace-node status' is out of date; retrying", "error", err)
 	}
 	return earlier(earlier(again, time.Now().Add(a.times.poll)), a.nextSync)
 }

@@ -274,7 +274,7 @@ func TestConfigChanges(t *testing.T) {
 	}
 	l.put("config/config.json", strings.Replace(before, "{", "{\"offLink\": \"fabric\", \"mtu\": 1400, ", 1))
 	l.await("fabric", func() bool { return l.state("n8") == "fabric" && l.node().MTU == 1400 })
-	if l.says("configuration") || l.log.count("is wrong and is ignored") != 1 {
+	if l.says("configuration") || l.log.count("the new configuration is invalid") != 1 {
 		t.Error("the error is told again")
 	}
 	l.put("config/"+conflistName, strings.Replace(testConflist, "1.0.0", "1.1.0", 1))

@@ -104,7 +104,7 @@ func (a *agent) reload() (changed bool) {
 	c, err := readConfig(a.Config)
 	if err != nil {
 		if a.refusal != err.Error() {
-			a.log.Error("the new configuration is wrong and is ignored", "error", err)
+			a.log.Error("the new configuration is invalid: the previous one stays in use until the file is corrected", "error", err)
 		}
 		a.refusal = err.Error()
 		a.addProblem("configuration", err, "correct the ConfigMap or the file; until then the previous configuration applies", false)

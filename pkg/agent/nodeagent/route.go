@@ -259,7 +259,7 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 			a.log.Info("a node is reached again", "node", s.Name, "podCIDR", s.PodCIDR, "state", s.State)
 		} else {
 			a.log.Warn("a node is not reached", "node", s.Name, "podCIDR", text(s.PodCIDR.IsValid(), s.PodCIDR), "state", s.State,
-				"reason", s.Reason)
+				"reason", s.Reason, "hint", "'podlace-node status' has the remedy")
 		}
 	}
 	if news > mostLogged {

@@ -57,7 +57,7 @@ func parseIDMap(text string) ([]syscall.SysProcIDMap, error) {
 		out = append(out, syscall.SysProcIDMap{ContainerID: first, HostID: first, Size: size})
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("the id map is empty: this process has no ids to hand on")
+		return nil, fmt.Errorf("the id map is empty, so no user namespace can be made: run it outside of this one, or as root of the machine")
 	}
 	return out, nil
 }
