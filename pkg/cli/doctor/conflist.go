@@ -27,7 +27,7 @@ func isOurs(net reconcile.Network) bool {
 	return main == "bridge" || main == "sriov"
 }
 
-// The check "conflist" reports configurations that the runtime does not use.
+// conflist reports configurations that the runtime does not use.
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
@@ -106,7 +106,7 @@ func (n *node) permissions() (found []Finding) {
 	return found
 }
 
-// The check "conflist-keys" reports settings whose names suggest another effect, and pod subnets that overlap the node's.
+// conflistKeys reports settings whose names suggest another effect, and pod subnets that overlap the node's.
 func (n *node) conflistKeys() (found []Finding) {
 	if len(n.networks) == 0 {
 		return skipped("there is no configuration")
@@ -157,7 +157,7 @@ func (n *node) runsInProcess(ipam, main string) bool {
 	return !errors.Is(err, reconcile.ErrForeign)
 }
 
-// The check "binaries" reports plugins that are missing, another project's, or of another version than the rest.
+// binaries reports plugins that are missing, another project's, or of another version than the rest.
 func (n *node) binaries() (found []Finding) {
 	types := n.pluginTypes()
 	found = n.cachedPlugins(types)
@@ -219,7 +219,7 @@ func (n *node) cachedPlugins(known []string) (found []Finding) {
 	return found
 }
 
-// The check "status" calls STATUS of each plugin in Podlace's networks, as a runtime does.
+// status calls STATUS of each plugin in Podlace's networks, as a runtime does.
 func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)

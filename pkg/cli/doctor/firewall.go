@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in
-// Podlace's own table would not help, because a packet must be accepted by the chains of all tables.
+// forwardPolicy reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in Podlace's own
+// table would not help, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -163,7 +163,7 @@ func (n *node) firewalld() (found []Finding) {
 // reloadUnit is the systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// The check "firewall-reload" reports services that flush Podlace's rules when they start, unless reloadUnit is enabled.
+// firewallReload reports services that flush Podlace's rules when they start, unless reloadUnit is enabled.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil
@@ -220,8 +220,7 @@ func (n *node) enabled(unit string) bool {
 	return false
 }
 
-// The check "iptables-variants" reports nodes with tables of both iptables-legacy and iptables-nft, because each does not see the rules of
-// the other.
+// iptablesVariants reports nodes with tables of both iptables-legacy and iptables-nft, because each does not see the rules of the other.
 func (n *node) iptablesVariants() []Finding {
 	legacy, err := iptables.LegacyTables(true)
 	if err != nil {

@@ -137,7 +137,7 @@ func (n *node) number(path string) (value int, ok bool) {
 	return value, err == nil
 }
 
-// The check "forwarding" reports a node with live pods that does not forward packets. With isGateway, each ADD enables forwarding.
+// forwarding reports a node with live pods that does not forward packets. With isGateway, each ADD enables forwarding.
 func (n *node) forwarding() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records", n.attachmentsErr)
@@ -200,8 +200,8 @@ func (n *node) set(path, value string) error {
 	return host.Set(kernel.Sysctl{Path: path, Value: value})
 }
 
-// The check "rp-filter" reports strict reverse path filters on a node with several uplinks, where replies may use another uplink than the
-// requests and are dropped.
+// rpFilter reports strict reverse path filters on a node with several uplinks, where replies may use another uplink than the requests and
+// are dropped.
 func (n *node) rpFilter() (found []Finding) {
 	uplinks, err := n.host.Uplinks()
 	if err != nil {
@@ -221,8 +221,8 @@ func (n *node) rpFilter() (found []Finding) {
 	return found
 }
 
-// The check "router-advertisements" reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra
-// in Documentation/networking/ip-sysctl.rst).
+// routerAdvertisements reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra in
+// Documentation/networking/ip-sysctl.rst).
 func (n *node) routerAdvertisements() (found []Finding) {
 	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
 		return skipped("IPv6 forwarding is disabled")
@@ -244,7 +244,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 	return found
 }
 
-// The check "mtu" reports bridges whose MTU exceeds the uplink's.
+// mtu reports bridges whose MTU exceeds the uplink's.
 func (n *node) mtu() (found []Finding) {
 	uplink, err := n.host.UplinkMTU()
 	if err != nil || uplink == 0 {
@@ -285,8 +285,8 @@ func fullConntrack(count, most int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)}}
 }
 
-// The check "neighbours" compares the limit of the kernel's neighbour table with the number of peers. The kernel shows the limit only in
-// the node's own network namespace.
+// neighbours compares the limit of the kernel's neighbour table with the number of peers. The kernel shows the limit only in the node's own
+// network namespace.
 func (n *node) neighbours() (found []Finding) {
 	agent, _ := readAgentStatus()
 	peers := len(agent.Peers)

@@ -30,8 +30,8 @@ const (
 // down matches CHECK's error about a bridge or a host side that is down.
 var down = regexp.MustCompile(`: (?:bridge )?([^\s,]+)(?:, the host side of [^\s,]+,)? is down$`)
 
-// The check "pods" reports live pods whose CHECK fails, for example because a link is down or an address, a route or a rule is missing. It
-// runs after the check "status", because STATUS restores flushed rules of all pods.
+// pods reports live pods whose CHECK fails, for example because a link is down or an address, a route or a rule is missing. It runs after
+// the check "status", because STATUS restores flushed rules of all pods.
 func (n *node) pods() []Finding { return n.podsWithin(checkBudget) }
 
 func (n *node) podsWithin(budget time.Duration) (found []Finding) {

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// The check "ports" reports host sides of pods that another program deleted or detached from their bridge, and bridges that are down.
+// ports reports host sides of pods that another program deleted or detached from their bridge, and bridges that are down.
 func (n *node) ports() []Finding {
 	detached, err := bridge.DetachedPorts(n.host)
 	found := unknown("the bridge ports of the pods", err)

@@ -238,7 +238,7 @@ func readTOML(file string, into any) error {
 	return err
 }
 
-// The check "runtime" reports folders in the runtimes' configurations other than those that doctor examines.
+// runtimeFolders reports folders in the runtimes' configurations other than those that doctor examines.
 func (n *node) runtimeFolders() (found []Finding) {
 	if len(n.runtimes) == 0 {
 		return []Finding{{Level: Warning, Code: "no-runtime", What: "no container runtime was found",

@@ -31,7 +31,7 @@ func (n *node) attachmentsIn(state string) []*reconcile.Attachment {
 	return slices.DeleteFunc(slices.Clone(n.attachments), func(a *reconcile.Attachment) bool { return a.State != state })
 }
 
-// The check "addresses" reports range sets that are almost full, and changed subnets if live pods have addresses of the old one.
+// addresses reports range sets that are almost full, and changed subnets if live pods have addresses of the old one.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -69,7 +69,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	return found
 }
 
-// The check "records" reports attachments whose pods are gone, live ones without a lease, and damaged record files.
+// records reports attachments whose pods are gone, live ones without a lease, and damaged record files.
 func (n *node) records() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records and leases", n.attachmentsErr)
@@ -99,7 +99,7 @@ func (n *node) records() (found []Finding) {
 	return found
 }
 
-// The check "rules" reports missing firewall rules and bandwidth limits of live pods.
+// rules reports missing firewall rules and bandwidth limits of live pods.
 func (n *node) rules() (found []Finding) {
 	if !bridge.Intact(n.host) {
 		found = append(found, Finding{Code: "rules-missing", What: "rules, gateway addresses or forwarding of the plugin bridge are missing",
@@ -152,7 +152,7 @@ func readAgentStatus() (s agentStatus, err error) {
 	return s, err
 }
 
-// The check "node-agent" reports the problems in podlace-node's status file.
+// agent reports the problems in podlace-node's status file.
 func (n *node) agent() (found []Finding) {
 	s, err := readAgentStatus()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -181,7 +181,7 @@ func (n *node) agent() (found []Finding) {
 // minFree is the free share of a file system, in percent, below which the check "disk" warns.
 const minFree = 5
 
-// The check "disk" reports state folders on a file system that is almost full or read-only.
+// disk reports state folders on a file system that is almost full or read-only.
 func (n *node) disk() (found []Finding) {
 	for _, dir := range []string{store.Root, hostlocal.DefaultDir} {
 		var st syscall.Statfs_t
@@ -205,7 +205,7 @@ func (n *node) disk() (found []Finding) {
 	return found
 }
 
-// The check "kubelet" reports missing folders of the kubelet that the sriov plugin needs.
+// kubelet reports missing folders of the kubelet that the sriov plugin needs.
 func (n *node) kubelet() (found []Finding) {
 	uses := slices.ContainsFunc(n.networks, func(net reconcile.Network) bool { return net.Plugin("sriov") != nil })
 	if !uses && n.exists(claim.Folder) {
