@@ -57,8 +57,8 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	return Way{Link: link, OnLink: m.OnLink}
 }
 
-// Apply brings the kernel into the wanted state. It first adds and replaces, then deletes unwanted objects with Protocol, so no packet is
-// lost to a peer whose route stays the same. Changes that the kernel refuses are in Result, and the others are made nevertheless. If the
+// Apply brings the kernel into the wanted state. It adds and replaces objects before it deletes unwanted ones with Protocol, and loses no
+// packet to a peer whose route stays the same. Changes that the kernel refuses are in Result, and the others are made nevertheless. If the
 // kernel's state cannot be read, nothing is deleted and an error returned.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)

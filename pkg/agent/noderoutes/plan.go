@@ -136,8 +136,8 @@ func hash(name string, is4 bool) uint32 {
 	return h.Sum32()
 }
 
-// podMTU returns the MTU of pods, or 0 if unknown: the configured one, or the uplink's minus the overhead of a configured tunnel. It is
-// subtracted even if no peer needs the tunnel yet, because one may come later and running pods keep their MTU.
+// podMTU returns the MTU of pods, or 0 if unknown: the configured one, or the uplink's minus the overhead of a configured tunnel. The
+// overhead counts even if no peer needs the tunnel yet, because one may come later and running pods keep their MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU
