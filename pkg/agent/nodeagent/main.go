@@ -165,7 +165,7 @@ running pods need stays until they are deleted; --wait waits for that. State of 
 	return cmd
 }
 
-// flagOr returns the value of a flag, or other if the user has not set it.
+// flagOr returns the value of a flag, or `other` if the user has not set it.
 func flagOr(cmd *cobra.Command, name, other string) string {
 	if f := cmd.Flags().Lookup(name); f.Changed {
 		return f.Value.String()

@@ -84,7 +84,7 @@ func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	return peers
 }
 
-// claimPodCIDR records a node as the owner of a podCIDR, or returns the state and the reason why it cannot be.
+// claimPodCIDR records a node as the owner of a podCIDR, or returns the state and the reason why the node cannot have it.
 func (c *claims) claimPodCIDR(p netip.Prefix, n nodeObject, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
