@@ -37,8 +37,7 @@ func (j *job) createLinks() (w wiring, err error) {
 	}
 	for _, link := range []kernel.Link{w.bridge, w.gateway} {
 		if j.cfg.MAC != nil && bytes.Equal(j.cfg.MAC, link.MAC) {
-			return w, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mac %s: interface %s of the node has it", j.cfg.MAC, link.Name),
-				"give the pod another MAC")
+			return w, plugin.Errorf(plugin.CodeConfig, "mac %s: interface %s of the node has it; choose another", j.cfg.MAC, link.Name)
 		}
 	}
 	veth := kernel.Veth{Host: j.att.HostVeth(), HostMAC: j.att.MAC("host"), Pod: j.r.IfName, PodMAC: j.cfg.MAC, MTU: j.cfg.MTU,
@@ -63,7 +62,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	}
 	j.fresh = made
 	if link.Kind != "bridge" {
-		return link, notABridge(link)
+		return link, plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s: rename or delete it", j.cfg.Bridge, link.Kind)
 	}
 	if err := j.ensureFiltering(&link); err != nil {
 		return link, err
@@ -111,17 +110,10 @@ func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err e
 	return link, made, orphans, errIfDeleted(name, ok, err)
 }
 
-// notABridge returns the error for an interface that has the name of the bridge.
-func notABridge(link kernel.Link) error {
-	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", link.Name, link.Kind),
-		"another program made it: rename or delete it, or set bridge to another name")
-}
-
 // errIfDeleted returns an error if a bridge is missing although it existed shortly before.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
-		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name),
-			"the next ADD creates it; 'podlace doctor' names programs that manage interfaces")
+		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s; the next ADD creates it", name)
 	}
 	return err
 }

@@ -287,8 +287,7 @@ func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, e
 		}
 		link, ok, err = host.LinkByIndex(index)
 		if err == nil && !ok {
-			err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", p.Addr()),
-				"another program deleted it, or the pod is ending; recreate the pod")
+			err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone: recreate the pod", p.Addr())
 		}
 		return link, ok, err
 	}

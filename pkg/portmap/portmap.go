@@ -158,8 +158,7 @@ func status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed"),
-			"install iptables, or use backend nftables, which needs no program")
+		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed: install it, or use nftables")
 	}
 	host, err := attachment.Host(r)
 	if err == nil {
