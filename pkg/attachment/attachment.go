@@ -171,7 +171,7 @@ func (a *Attachment) SaveProgress(state any) {
 		err = a.dir.SetWritten(a.file(), written)
 	}
 	if err != nil {
-		slog.Warn("a record cannot be written", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
+		slog.Warn("could not save the progress of DEL in a record: the next DEL repeats some steps", "record", filepath.Join(a.dir.Path(), a.file()), "error", err)
 	}
 }
 
@@ -194,7 +194,7 @@ func (a *Attachment) load(state any) (rec Record, ok bool, err error) {
 		err = json.Unmarshal(rec.State, state)
 	}
 	if err != nil {
-		slog.Warn("a record cannot be read and is ignored", "record", path, "error", err)
+		slog.Warn("a record cannot be read and is ignored; deleting its pod removes it", "record", path, "error", err)
 		return rec, false, nil
 	}
 	a.saved, a.WithLink = true, rec.WithLink

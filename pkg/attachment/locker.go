@@ -31,7 +31,7 @@ func ReportRestore(r *plugin.Request, locks Locker, err error) {
 	}
 	changed := Changed(r, "unrestored", text)
 	if err != nil && (changed || locks == Waiting) {
-		r.Log.Warn("rules or limits of pods could not be restored", "error", err)
+		r.Log.Warn("could not restore rules or limits of pods; 'podlace reload' tries again", "error", err)
 	}
 }
 

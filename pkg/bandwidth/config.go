@@ -159,13 +159,13 @@ func (l Limit) clamp(r *plugin.Request, direction string, static bool, maxBurst 
 		return Limit{}, plugin.KeyErrorf(direction+"Burst", "%sBurst %d: want less than %d bits", direction, burst, uint64(maxBytes+1)*8)
 	}
 	if l.Rate = min(max(rate, minRate), maxRate); l.Rate != rate {
-		r.Log.Warn("rate is out of bounds and was clamped", "direction", direction, "asked", rate, "applied", l.Rate)
+		r.Log.Warn("rate, in bits per second, is out of bounds and was clamped", "direction", direction, "asked", rate, "applied", l.Rate)
 	}
 	switch most := cmp.Or(maxBurst, l.Rate); { // without maxBurst in the conflist, the limit is one second at the rate
 	case static || burst <= most:
 	case l.Annotated:
 		l.Burst = most
-		r.Log.Warn("burst is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
+		r.Log.Warn("burst, in bits, is out of bounds and was clamped", "annotation", annotation(direction), "asked", burst, "applied", most)
 	default:
 		// Without an annotation, runtimes send a burst that means "unlimited": 2^32-1, 2^31-1 or 2^35-9 bits. At least the first quarter of a
 		// gigabyte would pass without any limit.

@@ -305,7 +305,7 @@ func (b bridge) status(r *plugin.Request) error {
 func (c Config) whyUnusable(host *kernel.Node) error {
 	link, ok, err := host.Link(c.Bridge)
 	if err == nil && ok && link.Kind != "bridge" {
-		err = plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", c.Bridge, link.Kind)
+		err = plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s: rename or delete it", c.Bridge, link.Kind)
 	}
 	if err == nil {
 		err = c.supported(host)

@@ -296,7 +296,7 @@ func TestL2(t *testing.T) {
 func TestMACOfTheBridge(t *testing.T) {
 	l := newLab(t)
 	l.Fails(l.Call("ADD", "a", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac(t, "bt0")}), plugin.CodeConfig,
-		"is that of bt0 on the node")
+		"interface bt0 of the node has it")
 }
 
 func TestPromisc(t *testing.T) {

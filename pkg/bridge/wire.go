@@ -37,7 +37,7 @@ func (j *job) createLinks() (w wiring, err error) {
 	}
 	for _, link := range []kernel.Link{w.bridge, w.gateway} {
 		if j.cfg.MAC != nil && bytes.Equal(j.cfg.MAC, link.MAC) {
-			return w, plugin.Errorf(plugin.CodeConfig, "mac %s: is that of %s on the node", j.cfg.MAC, link.Name)
+			return w, plugin.Errorf(plugin.CodeConfig, "mac %s: interface %s of the node has it; choose another", j.cfg.MAC, link.Name)
 		}
 	}
 	veth := kernel.Veth{Host: j.att.HostVeth(), HostMAC: j.att.MAC("host"), Pod: j.r.IfName, PodMAC: j.cfg.MAC, MTU: j.cfg.MTU,
@@ -62,7 +62,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	}
 	j.fresh = made
 	if link.Kind != "bridge" {
-		return link, plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s", j.cfg.Bridge, link.Kind)
+		return link, plugin.Errorf(plugin.CodeDevice, "%q already exists but is not a bridge, it is a %s: rename or delete it", j.cfg.Bridge, link.Kind)
 	}
 	if err := j.ensureFiltering(&link); err != nil {
 		return link, err
@@ -112,7 +112,7 @@ func (j *job) findBridge() (link kernel.Link, made bool, orphans []orphan, err e
 // errIfDeleted returns an error if a bridge that existed shortly before is missing.
 func errIfDeleted(name string, ok bool, err error) error {
 	if err == nil && !ok {
-		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s", name)
+		err = plugin.Errorf(plugin.CodeDevice, "another program deleted bridge %s; the next ADD creates it", name)
 	}
 	return err
 }

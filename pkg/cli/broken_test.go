@@ -16,8 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/hostlocal"
 )
 
-// TestBrokenPod checks what the commands say about a pod whose bridge is down, whose link another program deleted, and whose records are
-// torn: what is broken, and a remedy that helps.
+// TestBrokenPod: of a pod whose bridge is down, whose link is deleted, and whose records are torn, the commands say what is broken, with a
+// remedy that helps.
 func TestBrokenPod(t *testing.T) {
 	if !sandboxed(t) {
 		return

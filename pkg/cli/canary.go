@@ -102,7 +102,7 @@ func (f canaryFlags) run(ctx context.Context, stdout io.Writer) error {
 	return f.test(ctx, list, notes, stdout)
 }
 
-// test() runs the canary and prints its result.
+// test runs the canary and prints its result.
 func (f canaryFlags) test(ctx context.Context, list *chain.List, notes []string, stdout io.Writer) error {
 	isTable := f.output != outputJSON
 	if f.verbose || !isTable {
@@ -131,7 +131,7 @@ func (f canaryFlags) test(ctx context.Context, list *chain.List, notes []string,
 	return printed
 }
 
-// canaryLimit is the limit of the canary's pod in both directions, in bits per second.
+// canaryLimit limits the canary's pod in both directions, in bits per second.
 const canaryLimit = 20_000_000
 
 // canary is the pod of 'podlace canary'.
@@ -140,7 +140,7 @@ type canary struct {
 	notes []string // what was not tried
 }
 
-// test() runs ADD and CHECK, and tries what the pod promises.
+// test runs ADD and CHECK, and tries what the pod promises.
 func (c *canary) test(ctx context.Context) error {
 	stop, err := serve(c.space)
 	if err != nil {
@@ -167,7 +167,7 @@ func (c *canary) test(ctx context.Context) error {
 	return c.chain.Check(ctx, c.Attachment)
 }
 
-// hasCapability reports whether a plugin of the chain has a capability, and otherwise notes that the feature is not tried.
+// hasCapability reports whether a plugin of the chain has a capability. If none has, it notes that the feature is not tried.
 func (c *canary) hasCapability(capability, feature string) bool {
 	if c.chain.Provides(capability) {
 		return true
@@ -217,7 +217,7 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 	return tryLimit(ctx, netip.AddrPortFrom(pod[0], podPort), c.Limit)
 }
 
-// isIsolated reports whether the node cannot reach the pod by its configuration: on a bridge without isGateway, the node has no address.
+// isIsolated reports whether the node cannot reach the pod by its configuration: without isGateway, it has no address on the bridge.
 func (c *canary) isIsolated(pod netip.Addr) bool {
 	own, err := net.InterfaceAddrs()
 	isBridged := func(name string) bool { return plugin.Runs(name, "bridge") }

@@ -25,8 +25,8 @@ const (
 	mostOfLimit = 1.25                   // permitted rate, as a part of the limit
 )
 
-// serve starts a TCP server in the canary's pod. It opens a socket for each address family, because Go's package net checks only once, in
-// the first namespace, whether one socket can serve both.
+// serve starts a TCP server in the canary's pod, with a socket for each family, because package net checks only once, in the first
+// namespace, whether one socket can serve both.
 func serve(pod *sandbox.Pod) (stop func(), err error) {
 	var listeners []net.Listener
 	err = pod.Do(func() error {
@@ -76,7 +76,7 @@ func answer(conn net.Conn) {
 	}
 }
 
-// transfer() sends a request with data to the server, and returns the number of bytes in its answer.
+// transfer sends a request with data to the server, and returns the number of bytes in its answer.
 func transfer(ctx context.Context, target netip.AddrPort, request byte, data []byte) (int64, error) {
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", target.String())
 	if err != nil {
@@ -95,7 +95,7 @@ func transfer(ctx context.Context, target netip.AddrPort, request byte, data []b
 	return io.Copy(io.Discard, conn)
 }
 
-// ask() returns an error if the server does not answer.
+// ask returns an error if the server does not answer.
 func ask(ctx context.Context, target netip.AddrPort) error {
 	answered, err := transfer(ctx, target, receiveRequest, nil)
 	if err == nil && answered == 0 {
@@ -104,7 +104,7 @@ func ask(ctx context.Context, target netip.AddrPort) error {
 	return err
 }
 
-// tryLimit returns an error if data flows faster than the limit, in bits per second, into or out of the pod.
+// tryLimit returns an error if data flows into or out of the pod faster than the limit, in bits per second.
 func tryLimit(ctx context.Context, target netip.AddrPort, limit uint64) error {
 	for direction, request := range map[string]byte{"into": receiveRequest, "out of": sendRequest} {
 		var data []byte
@@ -136,8 +136,7 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// nodeAddress returns the address with which the node reaches other networks, of the family of the pod's address. A node without such a
-// route is tried at 127.0.0.1.
+// nodeAddress returns the address, of the pod's family, with which the node reaches other networks, or 127.0.0.1 without such a route.
 func nodeAddress(pod netip.Addr) (netip.Addr, error) {
 	outside := "[2001:db8::1]:9"
 	if pod.Is4() {

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The following constants are the exit statuses of the podlace command.
+// Exit statuses.
 const (
 	exitOK      = 0
 	exitDiffers = 1 // the command ran and found an error
@@ -29,14 +29,14 @@ const (
 	exitRefused = 3 // the kernel refused the sandbox, or the operator must decide first
 )
 
-// The error type exitError makes the program exit with a status and without a further message.
+// exitError makes the program exit with a status and without a further message.
 type exitError int
 
-// Error returns no text, so that a joined error has only the messages of the other errors.
+// Error returns no text, so a joined error has only the messages of the others.
 func (exitError) Error() string { return "" }
 
-// Run runs the command line and returns the exit status. If the output contains names of pods or files, Run removes terminal escape
-// sequences from them.
+// Run runs the command line and returns the exit status. It removes terminal escape sequences from the output, which may contain names of
+// pods or files.
 func Run(args []string, stdout, stderr io.Writer) int {
 	out := &output{to: plugin.PlainWriter(stdout)}
 	stderr = plugin.PlainWriter(stderr)
@@ -57,13 +57,13 @@ func Run(args []string, stdout, stderr io.Writer) int {
 	return status
 }
 
-// output is the standard output of the command. It keeps the first error of a write, so that Run reports lost output of each command.
+// output is the standard output of a command. It keeps the first error of a write, so that Run reports lost output.
 type output struct {
 	to  io.Writer
 	err error
 }
 
-// Write writes the text.
+// Write implements io.Writer.
 func (o *output) Write(text []byte) (int, error) {
 	n, err := o.to.Write(text)
 	o.err = cmp.Or(o.err, err)
@@ -85,7 +85,7 @@ func refuseUnknown(root *cobra.Command) {
 
 func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
-// exitOf returns the exit status for the error of a command, and prints its message if it has one. A message that several errors have is
+// exitOf returns the exit status for a command's error, and prints its message if it has one. A message that several errors share is
 // printed once.
 func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	if err == nil {
@@ -101,8 +101,8 @@ func exitOf(stderr io.Writer, cmd *cobra.Command, err error) int {
 	return exitFailed
 }
 
-// suggest replaces cobra's messages about arguments. To the message about an unknown command it adds the most similar names, on the same
-// line, because cobra's own suggestion needs several lines.
+// suggest replaces cobra's messages about arguments. An unknown command gets the most similar names on the same line, where cobra needs
+// several.
 func suggest(cmd *cobra.Command, text string) string {
 	if flag, why, ok := strings.Cut(text, ": strconv."); ok {
 		return flag + map[bool]string{true: ": want true or false", false: ": want a number"}[strings.HasPrefix(why, "ParseBool")]
@@ -124,12 +124,12 @@ func suggest(cmd *cobra.Command, text string) string {
 	return fmt.Sprintf("%s: '%s --help' lists all", text, path)
 }
 
-// rootCommands returns the commands that need root for each of their uses.
+// rootCommands returns the commands that always need root.
 func rootCommands() []string {
 	return []string{"canary", "gc", "limits", "ls", "reload", "rollback", "support-bundle", "top", "topology"}
 }
 
-// Command returns the root command. The command reference in the documents is generated from it.
+// Command returns the root command, from which the documents' reference is generated.
 func Command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "podlace",

@@ -83,7 +83,7 @@ func TestRefusedCommands(t *testing.T) {
 	}
 }
 
-// TestLostOutput checks that a command whose output cannot be written fails and says why.
+// TestLostOutput: a command whose output cannot be written fails and says why.
 func TestLostOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -98,8 +98,7 @@ func TestLostOutput(t *testing.T) {
 	}
 }
 
-// TestNeedsRoot checks that a command fails if it cannot read a file that only root may read. The command must not print an empty list
-// instead.
+// TestNeedsRoot: if a file is readable only for root, a command fails instead of printing an empty list.
 func TestNeedsRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("SKIPPED: it needs an ordinary user")
@@ -111,7 +110,7 @@ func TestNeedsRoot(t *testing.T) {
 	}
 }
 
-// pluginsDir returns a folder that contains the given files and all plugins of the shipped conflist.
+// pluginsDir returns a folder with the given files and all plugins of the shipped conflist.
 func pluginsDir(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -123,8 +122,8 @@ func pluginsDir(t *testing.T, files ...string) string {
 	return dir
 }
 
-// TestFindsInstalledPlugins checks that podlace trace without --plugins uses the first folder that contains all plugins. If no folder
-// contains all plugins, the error message must contain each folder and the name of a missing plugin.
+// TestFindsInstalledPlugins: podlace trace without --plugins uses the first folder with all plugins. If there is none, the error has each
+// folder with a missing plugin.
 func TestFindsInstalledPlugins(t *testing.T) {
 	full, tools := pluginsDir(t), t.TempDir()
 	for name, dirs := range map[string][]string{"beside podlace": {full, tools}, "installed": {tools, full}} {

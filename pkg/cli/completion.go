@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// addArguments adds the check and the shell completion of the arguments in its usage line to a command and all its subcommands, and the
-// completion of networks. The words of a choice are completed by addChoice.
+// addArguments gives a command and all its subcommands the check and the shell completion of the arguments in their usage lines, and the
+// completion of networks. addChoice completes the words of a choice.
 func addArguments(cmd *cobra.Command) {
 	pods := func(rec attachment.Record) string { return rec.Pod }
 	switch _, argument, _ := strings.Cut(cmd.Use, " "); argument {
@@ -49,7 +49,7 @@ func firstOnly(complete cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// recordedValues returns a completion with the values that one field has in the records of all attachments.
+// recordedValues returns a completion with one field's values in the records of all attachments.
 func recordedValues(field func(attachment.Record) string, directive cobra.ShellCompDirective) cobra.CompletionFunc {
 	return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		all, _, _ := attachment.Scan() // unreadable records complete nothing
@@ -57,7 +57,7 @@ func recordedValues(field func(attachment.Record) string, directive cobra.ShellC
 	}
 }
 
-// distinctValues returns the sorted values that one field has in the given records, without duplicates.
+// distinctValues returns one field's sorted values in the records, without duplicates.
 func distinctValues(all []attachment.Record, field func(attachment.Record) string) (found []string) {
 	for _, rec := range all {
 		if value := field(rec); value != "" {
@@ -68,7 +68,7 @@ func distinctValues(all []attachment.Record, field func(attachment.Record) strin
 	return slices.Compact(found)
 }
 
-// completeDevices returns the PCI addresses of the network cards that are found in the folder of the flag --sysfs.
+// completeDevices returns the PCI addresses of the network cards in the folder of --sysfs.
 func completeDevices(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	sysfs := "/sys"
 	if f := cmd.Flags().Lookup("sysfs"); f != nil {

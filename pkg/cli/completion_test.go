@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// visibleCommands returns a command and all its subcommands that the help text lists.
+// visibleCommands returns a command and all its subcommands that the help lists.
 func visibleCommands(cmd *cobra.Command) (all []*cobra.Command) {
 	all = append(all, cmd)
 	for _, sub := range cmd.Commands() {
@@ -26,7 +26,7 @@ func visibleCommands(cmd *cobra.Command) (all []*cobra.Command) {
 	return all
 }
 
-// TestExamples checks that each command without subcommands has examples, and that the flags and arguments in the examples are valid.
+// TestExamples: each command without subcommands has examples with valid flags and arguments.
 func TestExamples(t *testing.T) {
 	for _, cmd := range visibleCommands(Command()) {
 		if cmd.Example == "" && !cmd.HasSubCommands() {
@@ -49,7 +49,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// complete() returns the values that a shell offers for the last argument.
+// complete returns the values that a shell offers for the last argument.
 func complete(t *testing.T, args ...string) []string {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -60,7 +60,7 @@ func complete(t *testing.T, args ...string) []string {
 	return lines[:len(lines)-1] // the last is the directive
 }
 
-// TestCompleteFormats checks that -o completes the output formats that the command supports.
+// TestCompleteFormats: -o completes the formats that the command supports.
 func TestCompleteFormats(t *testing.T) {
 	for command, want := range map[string][]string{
 		"ls": {"table", "wide", "json"}, "doctor": {"table", "json"}, "version": {"table", "json"}, "sriov ls": {"table", "json"},
@@ -71,7 +71,7 @@ func TestCompleteFormats(t *testing.T) {
 	}
 }
 
-// TestCompleteDevices checks that the argument of the sriov commands completes the PCI addresses of network cards.
+// TestCompleteDevices: the sriov commands complete the PCI addresses of network cards.
 func TestCompleteDevices(t *testing.T) {
 	sysfs := t.TempDir()
 	for address, class := range map[string]string{"0000:3b:02.1": "0x020000", "0000:3b:02.2": "0x020000", "0000:00:02.0": "0x030000"} {
@@ -94,7 +94,7 @@ func TestCompleteDevices(t *testing.T) {
 	}
 }
 
-// TestRecordedNames checks that the shell completion offers each recorded name only once, without control characters.
+// TestRecordedNames: each recorded name is offered once, without control characters.
 func TestRecordedNames(t *testing.T) {
 	all := []attachment.Record{{Pod: "default/web-1"}, {Pod: "default/web-0"}, {Pod: "default/web-1"}, {}, {Pod: "a/\x1b[2J"}}
 	got := distinctValues(all, func(rec attachment.Record) string { return rec.Pod })
@@ -103,7 +103,6 @@ func TestRecordedNames(t *testing.T) {
 	}
 }
 
-// TestVersionFlag checks that --version prints a single line with the version.
 func TestVersionFlag(t *testing.T) {
 	var out, errs bytes.Buffer
 	if status := Run([]string{"--version"}, &out, &errs); status != exitOK || out.String() != "podlace version "+thisBuild().Version+"\n" {

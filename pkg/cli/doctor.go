@@ -91,7 +91,7 @@ func count(found []doctor.Finding) map[doctor.Level]int {
 	return n
 }
 
-// printFindings prints the errors first, then the warnings, and finally a line with the number of findings.
+// printFindings prints the errors, then the warnings, and finally how many there are.
 func printFindings(w io.Writer, found []doctor.Finding, all bool) {
 	for _, level := range []doctor.Level{doctor.Error, doctor.Warning} {
 		for _, f := range found {
@@ -112,7 +112,7 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) {
 		n[doctor.Error], n[doctor.Warning], n[doctor.OK], n[doctor.Skipped])
 }
 
-// maxEvidence is the maximum length of the printed evidence. Evidence can be the output of another program, so its length is not limited.
+// maxEvidence limits the printed evidence, which can be another program's output.
 const maxEvidence = 600
 
 func printFinding(w io.Writer, f doctor.Finding) {
@@ -132,8 +132,7 @@ func printFinding(w io.Writer, f doctor.Finding) {
 	fmt.Fprintln(w)
 }
 
-// fixFindings asks the user about each fixable finding, and applies the remedy if the user agrees. fixFindings returns the findings that
-// are not fixed.
+// fixFindings asks about each fixable finding, applies the remedy if the user agrees, and returns the findings that remain.
 func fixFindings(stdin io.Reader, stdout io.Writer, found []doctor.Finding) (left []doctor.Finding) {
 	answers := bufio.NewScanner(stdin)
 	for _, f := range found {

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// TestExitOf checks the status and the message of a failure. An error that consists only of an exit status must not hide the message of
-// another error.
+// TestExitOf: an error that is only an exit status must not hide another's message.
 func TestExitOf(t *testing.T) {
 	for _, c := range []struct {
 		err    error

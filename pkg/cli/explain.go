@@ -24,7 +24,7 @@ const explainExample = `  podlace explain isGateway
   podlace explain 104
   podlace explain unknown-key`
 
-// An entry explains a configuration key, an error code, a code of a finding or a check of doctor.
+// entry explains a configuration key, an error code, a code of a finding or a check of doctor.
 type entry struct {
 	subject string // a plugin, "plugin" for the keys of all plugins, "code" or "check"
 	names   []string
@@ -86,8 +86,7 @@ func explain(w io.Writer, name string) error {
 	return fmt.Errorf("there is no key or code %q: 'podlace explain' lists all", name)
 }
 
-// matchesName reports whether the table row explains the given configuration key or code. A key may have a prefix, which is the name of a
-// plugin or "ipam".
+// matchesName reports whether the row explains a key or code. A key may have a plugin's name or "ipam" as prefix.
 func (e entry) matchesName(name string) bool {
 	return slices.ContainsFunc(e.names, func(n string) bool {
 		short := strings.TrimPrefix(n, "ipam.")
@@ -104,8 +103,7 @@ func (e entry) print(w io.Writer) {
 	fmt.Fprintf(w, "  from %s\n\n", e.source)
 }
 
-// wrapText splits a text into indented lines. The last argument of wrapText is the maximum length of a line in bytes. A word that is longer
-// than a line gets a line of its own.
+// wrapText splits a text into indented lines of at most width bytes. A longer word gets its own line.
 func wrapText(text, indent string, width int) string {
 	var lines strings.Builder
 	line := indent

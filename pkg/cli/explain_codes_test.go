@@ -63,7 +63,7 @@ func declaredCodes(t *testing.T) map[string]bool {
 	return codes
 }
 
-// literal() returns the value of a string literal in the source, or "" for any other expression.
+// literal returns the value of a string literal, or "" for another expression.
 func literal(e ast.Expr) string {
 	if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
 		text, _ := strconv.Unquote(lit.Value)
@@ -86,7 +86,6 @@ func nameOfType(e ast.Expr) string {
 	return ""
 }
 
-// fieldCode returns the value of the field Code in a composite literal.
 func fieldCode(lit *ast.CompositeLit) (code ast.Expr) {
 	for _, element := range lit.Elts {
 		if pair, ok := element.(*ast.KeyValueExpr); ok && nameOfType(pair.Key) == "Code" {
@@ -96,7 +95,7 @@ func fieldCode(lit *ast.CompositeLit) (code ast.Expr) {
 	return code
 }
 
-// TestCodesExplained checks that 'podlace explain' explains each code of a finding and each check of doctor, and no other codes.
+// TestCodesExplained: 'podlace explain' explains exactly the codes of findings and the checks of doctor.
 func TestCodesExplained(t *testing.T) {
 	codes := declaredCodes(t)
 	if len(codes) < 50 {

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestExplain checks that 'podlace explain' finds the keys of each plugin and the error codes in the documents. For an unknown name, the
-// error of 'podlace explain' suggests the most similar name.
+// TestExplain: 'podlace explain' finds each plugin's keys and the error codes, and suggests the most similar name for an unknown one.
 func TestExplain(t *testing.T) {
 	for name, want := range map[string]string{
 		"isGateway":                   "bridge isGateway\n  default:\n    false\n  meaning:\n",

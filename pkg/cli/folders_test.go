@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/doctor"
 )
 
-// TestFolders checks that commands use the folders of the container runtime, as doctor does, unless flags select other folders.
+// TestFolders: commands use the runtime's folders, as doctor does, unless flags select others.
 func TestFolders(t *testing.T) {
 	for _, cmd := range Command().Commands() {
 		for _, name := range []string{"conf-dir", "bin-dir"} {
@@ -32,7 +32,7 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestFirstConflist checks that the error of 'podlace canary' contains the name of a configuration that cannot be used.
+// TestFirstConflist: the error of 'podlace canary' names an unusable configuration.
 func TestFirstConflist(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "net.d")
 	file := filepath.Join(dir, "10-a.conflist")
@@ -62,7 +62,7 @@ func TestFirstConflist(t *testing.T) {
 	}
 }
 
-// TestLoopbackIsNoAddress checks that the canary does not take an address of the node for that of its pod.
+// TestLoopbackIsNoAddress: the canary does not take an address of the node for its pod's.
 func TestLoopbackIsNoAddress(t *testing.T) {
 	own, pod := net.IPNet{IP: net.IPv4(127, 0, 0, 1)}, net.IPNet{IP: net.IPv4(10, 0, 0, 2)}
 	if got := addressesOf(&types100.Result{IPs: []*types100.IPConfig{{Address: own}, {Address: pod}}}); len(got) != 1 || !got[0].IsPrivate() {

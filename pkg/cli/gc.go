@@ -25,7 +25,6 @@ The exit status is 0 if there is nothing to do, if everything was removed, and f
 every dry run; 1 if something is left; 2 if the command could not run or a record
 cannot be read; 3 if it refused.`
 
-// gcFlags contains the values of the flags of 'podlace gc'.
 type gcFlags struct {
 	confFlags
 	yes, all bool
@@ -49,7 +48,7 @@ func newGC() *cobra.Command {
 	return cmd
 }
 
-// The type collection contains the result of one run of 'podlace gc'. The command can print this result as JSON.
+// collection is the result of one run of 'podlace gc', also as JSON.
 type collection struct {
 	DryRun      bool                    `json:"dryRun"`
 	Asked       []string                `json:"asked"` // the runtimes that were asked for their containers
@@ -68,8 +67,7 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The list of attachments is read only once. For each attachment in this list, GC decides whether to remove or keep it. An attachment that
-	// ADD creates later is not in the list.
+	// The list is read once, and GC decides about its attachments only. One that an ADD creates later is not in it.
 	list, err := reconcile.List(networks)
 	if err != nil {
 		return err
@@ -96,8 +94,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 	return errors.Join(c.report(f.output, stdout, stderr), printUnreadable(stderr, f.network)) // GC removes some of these records
 }
 
-// plans() returns the planned GC calls. If GC cannot be called for a network, plans() adds the reason to c.Notes. If a network has no
-// configuration file, GC uses the network's records instead.
+// plans returns the planned GC calls. The reason why a network gets none is added to c.Notes. Without a configuration file, a network's
+// records are used.
 func (f gcFlags) plans(networks []reconcile.Network, list []*reconcile.Attachment, c *collection) (plans []reconcile.Plan) {
 	planned := map[string]bool{}
 	for _, a := range reconcile.Dead(list) {

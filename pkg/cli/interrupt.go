@@ -7,14 +7,14 @@ import (
 	"io"
 )
 
-// interruptible is a reader whose Read returns when the context ends. Without this type, Ctrl-C would not end a read from a terminal,
-// because Run catches signals.
+// interruptible is a reader whose Read returns when the context ends. Run catches signals, so Ctrl-C would otherwise not end a read from a
+// terminal.
 type interruptible struct {
 	ctx  context.Context
 	from io.Reader
 }
 
-// Read reads into a buffer of its own, because after Ctrl-C the interrupted read may still write into this buffer.
+// Read uses a buffer of its own, because the interrupted read may still write into it after Ctrl-C.
 func (i interruptible) Read(p []byte) (int, error) {
 	type result struct {
 		data []byte

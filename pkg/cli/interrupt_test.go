@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestInterruptedRead checks that Ctrl-C ends a command that waits for standard input, for example for the answer to a question.
+// TestInterruptedRead: Ctrl-C ends a command that waits for standard input.
 func TestInterruptedRead(t *testing.T) {
 	stdin := os.Stdin
 	in, out, err := os.Pipe()

@@ -39,10 +39,10 @@ until the pod ends or its runtime sets limits again. A pod without limits gets n
 The exit status is 0 if all limits are in place, 1 if one is missing, and 2 if the
 command could not run.`
 
-// minInterval is the shortest interval in which enough packets arrive for a measurement.
+// minInterval is the shortest interval with enough packets for a measurement.
 const minInterval = 10 * time.Millisecond
 
-// shortestID is the minimum number of characters with which an operator can abbreviate a container ID.
+// shortestID is how many characters of a container ID are needed at least.
 const shortestID = 6
 
 type limitsFlags struct {
@@ -112,7 +112,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	return errors.Join(printUnreadable(cmd.ErrOrStderr(), ""), err)
 }
 
-// parseRate parses the rate in the value of a flag. parseRate returns nil if the flag was not given.
+// parseRate parses the rate in a flag, or returns nil if it was not given.
 func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	if !cmd.Flags().Changed(name) {
 		return nil, nil
@@ -124,7 +124,7 @@ func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 	return &value, nil
 }
 
-// selectRecords returns the records of the limits that the arguments and flags select. The order of the records is always the same.
+// selectRecords returns the records of the selected limits, always in the same order.
 func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 	all, _, err := attachment.Scan()
 	if err != nil {
@@ -155,8 +155,7 @@ func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
 	return chosen, nil
 }
 
-// recordsOfPod returns all records of one pod. Containers with the same pod name belong to one pod. A pod may have several containers,
-// because an old container may still be ending.
+// recordsOfPod returns all records of one pod, which may have several containers of its name, because an old one may still be ending.
 func recordsOfPod(all []attachment.Record, name string) ([]attachment.Record, error) {
 	match := func(rec attachment.Record) bool { return rec.ContainerID == name }
 	switch {
@@ -187,11 +186,11 @@ func nameOf(rec attachment.Record) string {
 	return "container " + rec.ContainerID
 }
 
-// selectOne returns the live attachment whose limits should change, or an error if several live attachments are selected.
+// selectOne returns the live attachment whose limits should change, or an error if there are several.
 func selectOne(records []attachment.Record) ([]attachment.Record, error) {
 	live := slices.DeleteFunc(slices.Clone(records), func(rec attachment.Record) bool { return plugin.NetnsGone(rec.Netns) })
 	if len(live) == 0 {
-		return nil, fmt.Errorf("the namespace of %s is gone", nameOf(records[0]))
+		return nil, fmt.Errorf("%s has ended: its network namespace is gone, and its limits with it", nameOf(records[0]))
 	}
 	if len(live) == 1 {
 		return live, nil
@@ -245,7 +244,7 @@ func requestedText(a bandwidth.Limit) string {
 	return text
 }
 
-// appliedCells returns the table cells that show the limit in the kernel.
+// appliedCells returns the table cells about the limit in the kernel.
 func appliedCells(d *bandwidth.Direction, gone bool) []string {
 	if d.Applied == nil {
 		text := "none"
@@ -267,7 +266,7 @@ func appliedCells(d *bandwidth.Direction, gone bool) []string {
 
 func inBytes(n uint32) string { return fmt.Sprintf("%d B", n) }
 
-// formatRate formats a rate in the largest unit for which the number is at least 1.
+// formatRate formats a rate in the largest unit with a number of at least 1.
 func formatRate(rate uint64) string {
 	unit, name := uint64(1), ""
 	for _, larger := range []string{"k", "M", "G"} {

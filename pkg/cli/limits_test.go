@@ -30,7 +30,7 @@ func TestLimitsRefused(t *testing.T) {
 		"--interval 1ms":          "--interval 1ms: want at least 10ms",
 		"--interval 5":            "--interval",
 	} {
-		// This test runs without a sandbox, because the command must refuse each bad flag before it reads any state.
+		// No sandbox is needed, because a bad flag is refused before any state is read.
 		status, stdout, stderr := run(append([]string{"limits"}, strings.Fields(args)...)...)
 		if status != exitFailed || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q, %q", args, status, stdout, stderr)
@@ -67,7 +67,7 @@ func records() []attachment.Record {
 		of("bandwidth", "", "dddddd1", "eth0"), of("bandwidth", "", "dddddd12", "eth0")}
 }
 
-// TestOfPod checks that a pod can be selected by its name, or by a prefix of its container ID if the prefix is unique.
+// TestOfPod: a pod is selected by its name, or by a unique prefix of its container ID.
 func TestOfPod(t *testing.T) {
 	for name, want := range map[string]string{
 		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22",
@@ -91,8 +91,7 @@ func TestOfPod(t *testing.T) {
 	}
 }
 
-// TestOne checks that 'podlace limits' changes the limits of only one interface at a time. If the pod's network namespace is gone, the
-// command returns an error.
+// TestOne: limits of only one interface change at a time. If the pod's network namespace is gone, it is an error.
 func TestOne(t *testing.T) {
 	all := bandwidth.Records(records())
 	of := func(ids ...string) (list []attachment.Record) {
@@ -106,7 +105,7 @@ func TestOne(t *testing.T) {
 	if got, err := selectOne(of("aaaaaa1", "aaaaaa9")); err != nil || len(got) != 1 || got[0].ContainerID != "aaaaaa1" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := selectOne(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "the namespace of pod shop/web is gone") {
+	if _, err := selectOne(of("aaaaaa9")); err == nil || !strings.Contains(err.Error(), "pod shop/web has ended: its network namespace is gone") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := selectOne(of("aaaaaa22")); err == nil ||
@@ -120,7 +119,7 @@ func directions(ingress, egress *bandwidth.Direction) bandwidth.Both[*bandwidth.
 	return bandwidth.Both[*bandwidth.Direction]{Ingress: ingress, Egress: egress}
 }
 
-// TestLimitsJSON checks the exact JSON output, because scripts parse it.
+// TestLimitsJSON compares the exact JSON, because scripts parse it.
 func TestLimitsJSON(t *testing.T) {
 	list := []bandwidth.Limits{{Key: attachment.Key{Network: "n", ContainerID: "c1", IfName: "eth0"}, Pod: "shop/web",
 		Both: directions(&bandwidth.Direction{Asked: bandwidth.Limit{Rate: 500, Burst: 8000, Annotated: true}, Rate: 1996, Dropped: 3,
@@ -145,8 +144,7 @@ func TestLimitsJSON(t *testing.T) {
 	}
 }
 
-// TestLimitsTable checks that the table shows a limit that is missing in the kernel differently from an interface without a requested
-// limit. TestLimitsTable also checks that a pod's name cannot control the terminal.
+// TestLimitsTable: a limit that the kernel lacks looks different from an interface without one. A pod's name cannot control the terminal.
 func TestLimitsTable(t *testing.T) {
 	ask := func(rate uint64, admin bool) bandwidth.Limit {
 		return bandwidth.Limit{Rate: rate, ByAdmin: admin}

@@ -37,10 +37,10 @@ records that cannot be read.
 Exit status: 0 if the attachments were listed, 2 if the command could not run, a record
 cannot be read, or nothing belongs to the network of --network.`
 
-// outputWide is the output format of a table with additional columns.
+// outputWide is the format of a table with more columns.
 const outputWide = "wide"
 
-// confFlags contains the values of the flags that select network configurations.
+// confFlags holds the flags that select network configurations.
 type confFlags struct {
 	doctor.Options
 	named   bool // --conf-dir is given
@@ -55,7 +55,7 @@ func (f *confFlags) add(cmd *cobra.Command, formats ...string) {
 	addOutput(cmd, &f.output, formats...)
 }
 
-// addConfDir adds the flag for the folder of the configurations, which is that of the runtime by default.
+// addConfDir adds the flag for the configurations' folder, by default the runtime's.
 func addConfDir(cmd *cobra.Command, o *doctor.Options) {
 	cmd.Flags().StringVar(&o.ConfDir, "conf-dir", "", "folder with the network configurations (default: that of the runtime)")
 	cmd.PreRun = func(*cobra.Command, []string) { *o = doctor.Folders(*o) }
@@ -65,7 +65,7 @@ func addBinDir(cmd *cobra.Command, o *doctor.Options) {
 	cmd.Flags().StringVar(&o.BinDir, "bin-dir", "", "folder with the plugins (default: that of the runtime)")
 }
 
-// lsFlags contains the values of the flags of 'podlace ls', which select the attachments and the output format.
+// lsFlags holds the flags of 'podlace ls', which select the attachments and the format.
 type lsFlags struct {
 	confFlags
 	ip, mac, hostPort string
@@ -188,7 +188,7 @@ func needRoot() error {
 	return nil
 }
 
-// configurations() reads all network configurations in a folder.
+// configurations reads all network configurations in a folder.
 func configurations(dir string) (networks []reconcile.Network, notes []string, err error) {
 	networks, notes, err = reconcile.Networks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -197,7 +197,7 @@ func configurations(dir string) (networks []reconcile.Network, notes []string, e
 	return networks, notes, err
 }
 
-// checkNetwork returns an error if no configuration, record or lease contains the network in the flag --network.
+// checkNetwork returns an error if no configuration, record or lease has the network in --network.
 func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.Attachment) error {
 	_, ok := reconcile.Named(networks, f.network)
 	if ok || f.network == "" || slices.ContainsFunc(list, func(a *reconcile.Attachment) bool { return a.Network == f.network }) {
@@ -206,13 +206,13 @@ func (f confFlags) checkNetwork(networks []reconcile.Network, list []*reconcile.
 	return fmt.Errorf("--network %s: no configuration in %s, no record and no lease names this network", f.network, f.ConfDir)
 }
 
-// filterNetwork returns those attachments that belong to the network in the flag --network.
+// filterNetwork returns the attachments of the network in --network.
 func (f confFlags) filterNetwork(list []*reconcile.Attachment) []*reconcile.Attachment {
 	list = append([]*reconcile.Attachment{}, list...)
 	return slices.DeleteFunc(list, func(a *reconcile.Attachment) bool { return f.network != "" && a.Network != f.network })
 }
 
-// printAttachments prints a table with one line for each attachment. The function more returns the cells after the addresses.
+// printAttachments prints a line for each attachment. more returns the cells after the addresses.
 func printAttachments(w io.Writer, list []*reconcile.Attachment, columns []string, more func(*reconcile.Attachment) []string) {
 	rows := [][]string{append(append(nameHeads(), "ADDRESSES"), columns...)}
 	for _, a := range list {
@@ -233,10 +233,9 @@ func wideCells(a *reconcile.Attachment) []string {
 	return []string{a.State, age(a.Since), host, hostPorts(a.HostPorts), limit(a.IngressRate), limit(a.EgressRate), strings.Join(a.VFs, " ")}
 }
 
-// nameHeads returns the headings of the cells that nameCells returns.
 func nameHeads() []string { return []string{"NETWORK", "POD", "CONTAINER", "IFNAME"} }
 
-// nameCells returns the first cells of a table row: the network, the pod, the container and the interface.
+// nameCells returns a row's first cells: network, pod, container and interface.
 func nameCells(key attachment.Key, pod string) []string {
 	return []string{plain(key.Network), dash(plain(pod)), plain(shortID(key.ContainerID)), dash(plain(key.IfName))}
 }
@@ -252,7 +251,7 @@ func joined(addresses []netip.Addr) string {
 	return strings.Join(list, " ")
 }
 
-// hostPorts formats ports in the syntax that --hostport accepts. A port that is mapped for both IPv4 and IPv6 is printed only once.
+// hostPorts formats ports as --hostport accepts them. A port that is mapped for both families is printed once.
 func hostPorts(list []ports.Port) string {
 	var texts []string
 	for _, p := range list {
@@ -276,7 +275,7 @@ func limit(rate uint64) string {
 	return formatRate(rate)
 }
 
-// age formats the time since then. As in kubectl, the unit is the largest unit for which the number is at least two.
+// age formats the time since then in the largest unit with a number of at least two, as kubectl does.
 func age(since time.Time) string {
 	d := time.Since(since)
 	switch {

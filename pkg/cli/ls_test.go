@@ -17,7 +17,7 @@ const hostile = "shop/\x1b[2Jweb\n0\té"
 
 var notPlain = regexp.MustCompile(`[^\n -~]`)
 
-// TestTextIsPlain checks that a pod's name in the output can neither control the terminal nor add lines.
+// TestTextIsPlain: a pod's name can neither control the terminal nor add lines.
 func TestTextIsPlain(t *testing.T) {
 	removed := true
 	list := []*reconcile.Attachment{{Network: "n", Pod: hostile, ContainerID: hostile, IfName: hostile, Dead: hostile, Removed: &removed},
@@ -39,7 +39,7 @@ func TestTextIsPlain(t *testing.T) {
 	}
 }
 
-// TestNoFolder checks that a missing folder causes an error. The error must mention the flag that selects another folder.
+// TestNoFolder: the error about a missing folder names the flag that selects another.
 func TestNoFolder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")
@@ -54,8 +54,7 @@ func TestNoFolder(t *testing.T) {
 	}
 }
 
-// TestUnknownNetwork checks that ls returns an error, not an empty list, for a network that occurs neither in a configuration nor in a
-// record.
+// TestUnknownNetwork: ls fails for a network in no configuration and no record, instead of printing an empty list.
 func TestUnknownNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: these commands are root's")

@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The following constants are the output formats that most commands support.
+// Output formats that most commands support.
 const (
 	outputTable = "table"
 	outputJSON  = "json"
@@ -33,7 +33,7 @@ type choice struct {
 // String returns the chosen word.
 func (c choice) String() string { return *c.value }
 
-// Type returns the type that the help text shows.
+// Type returns the type in the help text.
 func (choice) Type() string { return "string" }
 
 // Set chooses a word.
@@ -73,7 +73,7 @@ func printJSON(w io.Writer, v any) error {
 	return err
 }
 
-// printAs prints a value as JSON, or calls the function that prints it in another format.
+// printAs prints a value as JSON, or calls print for another format.
 func printAs(format string, w io.Writer, v any, print func()) error {
 	if format == outputJSON {
 		return printJSON(w, v)
@@ -91,7 +91,7 @@ func printTable(w io.Writer, rows [][]string) {
 	_ = t.Flush()
 }
 
-// printLine prints a message on a single line. Control characters in a pod's name or in a plugin's message are removed.
+// printLine prints a message on one line, without control characters of a pod's name or a plugin's message.
 func printLine(stderr io.Writer, text string) {
 	fmt.Fprintln(stderr, "podlace:", plugin.Plain(strings.ReplaceAll(text, "\n", "; "), reconcile.MaxMessage))
 }

@@ -65,7 +65,7 @@ func reload(stdout, stderr io.Writer) error {
 	return err
 }
 
-// printReloaded prints how many live attachments each plugin has, and the records that cannot be read.
+// printReloaded prints each plugin's number of live attachments, and the unreadable records.
 func printReloaded(stdout, stderr io.Writer) error {
 	records, _, err := attachment.Scan()
 	if err != nil {
@@ -82,14 +82,14 @@ func printReloaded(stdout, stderr io.Writer) error {
 	return printUnreadable(stderr, "")
 }
 
-// unreadable returns the records of a network, or of all networks, that cannot be read.
+// unreadable returns the unreadable records of a network, or of all.
 func unreadable(network string) ([]attachment.Damaged, error) {
 	_, damaged, err := attachment.Scan()
 	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network }), err
 }
 
-// printUnreadable prints the unreadable records of a network, or of all networks, each with the reason. The command has skipped their
-// attachments, so it ends with exitFailed.
+// printUnreadable prints the unreadable records of a network, or of all, with the reasons. Their attachments were skipped, so the command
+// ends with exitFailed.
 func printUnreadable(stderr io.Writer, network string) error {
 	damaged, err := unreadable(network)
 	for _, d := range damaged {

@@ -85,13 +85,13 @@ func podSchema(definitions plugin.Schema) plugin.Schema {
 	return plugin.Schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
-// ofType returns a JSON Schema that matches a plugin's configuration, whether or not the plugin's type name has the prefix "podlace-".
+// ofType returns a JSON Schema for a plugin's configuration, with or without the prefix "podlace-" of its type.
 func ofType(kind string) plugin.Schema {
 	return plugin.Schema{"properties": plugin.Schema{"type": plugin.Schema{"enum": plugin.TypesOf(kind)}},
 		"required": []string{"type"}}
 }
 
-// commonProperties returns the JSON Schema of the keys that every plugin's configuration has.
+// commonProperties returns the JSON Schema of the keys that every plugin has.
 func commonProperties(describe func(path string) string) plugin.Schema {
 	properties := plugin.Schema{}
 	for _, key := range plugin.CommonKeys() {
@@ -105,7 +105,7 @@ func commonProperties(describe func(path string) string) plugin.Schema {
 	return properties
 }
 
-// descriptions() returns a function that describes the keys of a plugin. The descriptions come from the tables in the documents.
+// descriptions returns a function that describes a plugin's keys, from the tables in the documents.
 func descriptions() func(kind string) func(path string) string {
 	all := entries()
 	return func(kind string) func(string) string {

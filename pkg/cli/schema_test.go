@@ -13,11 +13,11 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// publishedSchema is the path of the schema file in the source tree. The command 'podlace schema' prints the same content.
+// publishedSchema is the committed output of 'podlace schema'.
 const publishedSchema = "../../conf/schema/conflist.schema.json"
 
-// TestSchema checks that the published schema is equal to the schema of the Go types. The schema must accept the configurations that
-// Podlace ships, and must reject mistakes that an editor should highlight.
+// TestSchema: the published schema is that of the Go types. It accepts the shipped configurations, and rejects mistakes that an editor
+// should highlight.
 func TestSchema(t *testing.T) {
 	_, printed, _ := run("schema")
 	file, err := os.ReadFile(publishedSchema)

@@ -57,10 +57,10 @@ const sriovExplainExample = `  podlace sriov explain
   podlace sriov explain example.com/fast --count 2
   podlace sriov explain example.com/fast --count 2 --cpus 4 --with example.com/gpu=1 --policy restricted`
 
-// askTimeout limits how long to wait for the device plugin's answer.
+// askTimeout bounds the wait for the device plugin's answer.
 const askTimeout = 10 * time.Second
 
-// sriovFlags contains the values of the flags that select the device plugin's configuration and its sockets.
+// sriovFlags holds the flags for the device plugin's configuration and sockets.
 type sriovFlags struct {
 	pool.Source
 	sysfs, socket string
@@ -127,7 +127,7 @@ func newSRIOVExplain() *cobra.Command {
 	return cmd
 }
 
-// sriovNode contains the devices of the node, as the device plugin sees them.
+// sriovNode holds the node's devices, as the device plugin sees them.
 type sriovNode struct {
 	config    *pool.Config
 	snapshot  *pci.Snapshot
@@ -183,9 +183,8 @@ func askPlugin(ctx context.Context, socket string, q poddevices.Question) (podde
 	}
 }
 
-// otherOwner returns the owner of a device that was allocated from a resource other than the given one. The configuration has moved the
-// device to the given resource since the allocation. For any other device, otherOwner returns nil. The owner keeps the device until the
-// owner's pod ends, so no other pod can get the device.
+// otherOwner returns the owner of a device that was allocated from another resource before the configuration moved it to the given one, or
+// nil. The owner keeps it until its pod ends, so no other pod can get it.
 func (n *sriovNode) otherOwner(device pci.Address, resource string) *poddevices.Device {
 	if h, ok := n.held[device.String()]; ok && h.Resource != resource {
 		return &h
@@ -193,7 +192,7 @@ func (n *sriovNode) otherOwner(device pci.Address, resource string) *poddevices.
 	return nil
 }
 
-// sriovDevice is one row in the printed list of devices.
+// sriovDevice is one row in the list of devices.
 type sriovDevice struct {
 	pci.Device
 	PFName   string             `json:"pfName,omitempty"`
@@ -241,7 +240,7 @@ func (f *sriovFlags) list(ctx context.Context, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// printGaps prints why resources, pods and claims are unknown. A node that needs no device plugin may have neither the plugin nor its
+// printGaps prints why resources, pods and claims are unknown. A node that needs no device plugin may have neither it nor its
 // configuration.
 func (n *sriovNode) printGaps(stderr io.Writer, needed bool) {
 	if n.configErr != nil && (needed || !errors.Is(n.configErr, fs.ErrNotExist)) {
@@ -255,7 +254,7 @@ func (n *sriovNode) printGaps(stderr io.Writer, needed bool) {
 	}
 }
 
-// devices() returns each PF followed by its VFs. Allocated devices that do not exist any more are at the end.
+// devices returns each PF followed by its VFs, and at the end allocated devices that no longer exist.
 func (n *sriovNode) devices() (list []sriovDevice) {
 	offered := map[pci.Address]string{}
 	for _, p := range n.pools {
@@ -295,7 +294,7 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 	return list
 }
 
-// compareCPUs compares the NUMA nodes of CPUs with the NUMA node of a device.
+// compareCPUs compares the NUMA nodes of CPUs with a device's.
 func (n *sriovNode) compareCPUs(d pci.Device, cpus []int64) string {
 	same := 0
 	for _, node := range n.snapshot.Nodes {

@@ -32,7 +32,7 @@ type sriovClaim struct {
 	Interface string      `json:"interface,omitempty"` // interface name in that pod, after the VF was attached
 }
 
-// readClaims returns the devices of all prepared claims. The devices are sorted by claim and by request.
+// readClaims returns the devices of all prepared claims, sorted by claim and request.
 func (f *sriovFlags) readClaims() (list []sriovClaim, err error) {
 	records, recordErr := claim.List(f.claims)
 	attached, journalErr := sriov.Holdings()
@@ -59,8 +59,7 @@ func addUnrecorded(list []sriovClaim, attached []sriov.Holding) []sriovClaim {
 	return list
 }
 
-// deviceOf converts one device of a claim's record to a sriovClaim. Because several pods may use a claim, deviceOf reads the pod of a VF
-// from the VF's journal.
+// deviceOf converts one device of a claim's record. Several pods may use a claim, so it reads the VF's pod from the VF's journal.
 func deviceOf(r claim.Record, d poddevices.Device, attached []sriov.Holding) sriovClaim {
 	c := sriovClaim{Claim: d.Claim.Namespace + "/" + d.Claim.Name, UID: d.Claim.UID, Request: d.Claim.Request, State: r.State, Device: d.ID,
 		Resource: d.Resource, Admin: d.Claim.Admin, Settings: d.Config.String()}
@@ -75,7 +74,7 @@ func deviceOf(r claim.Record, d poddevices.Device, attached []sriov.Holding) sri
 	return c
 }
 
-// addClaimed adds the devices of claims to n.held, except devices that the device plugin has already listed.
+// addClaimed adds the devices of claims to n.held, except those that the device plugin listed.
 func (n *sriovNode) addClaimed() {
 	for _, c := range n.claims {
 		if _, known := n.held[c.Device]; !known && !c.Admin {
@@ -90,8 +89,7 @@ func (n *sriovNode) claimsOf(a pci.Address) []sriovClaim {
 	return slices.DeleteFunc(slices.Clone(n.claims), func(c sriovClaim) bool { return c.Device != a.String() })
 }
 
-// holder() returns the name of the pod that uses a device. If the pod of a claimed device is still unknown, holder() returns the name of
-// the claim.
+// holder returns the pod that uses a device, or the claim while its pod is unknown.
 func (n *sriovNode) holder(h poddevices.Device) string {
 	if h.Claim == nil || h.Pod != "" {
 		return h.Namespace + "/" + h.Pod
@@ -104,7 +102,6 @@ func (n *sriovNode) holder(h poddevices.Device) string {
 	return "claim " + h.Claim.Namespace + "/" + h.Claim.Name
 }
 
-// describeOwner describes the owner of a device in words.
 func (n *sriovNode) describeOwner(h poddevices.Device) string {
 	who := plain(n.holder(h))
 	if !strings.HasPrefix(who, "claim ") {
@@ -113,7 +110,7 @@ func (n *sriovNode) describeOwner(h poddevices.Device) string {
 	return who + " has it"
 }
 
-// describe() formats the data about a claim's device as one line of text.
+// describe formats a claim's device as one line.
 func (c sriovClaim) describe() string {
 	where := "no pod has it attached yet"
 	switch {
@@ -130,7 +127,7 @@ func (c sriovClaim) describe() string {
 	return fmt.Sprintf("claim %s, request %s, has it as %s; %s", plain(c.Claim), plain(c.Request), cmp.Or(plain(c.Resource), "a VF of an unknown resource"), where)
 }
 
-// listClaims prints a table of the prepared claims. If the node has no prepared claims, listClaims prints nothing.
+// listClaims prints a table of the prepared claims, if there are any.
 func (n *sriovNode) listClaims(stdout io.Writer) {
 	if len(n.claims) == 0 {
 		return
@@ -152,8 +149,8 @@ func (n *sriovNode) byDRA(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && r.API == pool.DRA })
 }
 
-// printPublished prints what the ResourceSlices contain about a device. printPublished also prints the attributes that only other devices
-// have, because a CEL expression fails if it reads a missing attribute without testing for it.
+// printPublished prints what the ResourceSlices say about a device, and the attributes that only other devices have, because a CEL
+// expression fails if it reads a missing one without a test.
 func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	p, ok := n.slices[e.Device.String()]
 	switch {
@@ -181,7 +178,7 @@ func (n *sriovNode) printPublished(w io.Writer, e pool.Explanation) {
 	}
 }
 
-// missingAttributes returns the attributes that other devices of the node have and that this device lacks.
+// missingAttributes returns the attributes that other devices of the node have and this one lacks.
 func (n *sriovNode) missingAttributes(p poddevices.Published) []string {
 	missing := map[string]bool{}
 	for _, other := range n.slices {

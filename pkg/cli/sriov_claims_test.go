@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimRecord returns the record of a claim that one pod uses. The claim owns one VF, and has admin access to a VF of another pod.
+// claimRecord returns the record of a claim of one pod, with one VF and admin access to another pod's.
 func claimRecord() claim.Record {
 	of := func(request, id string, result int, admin bool) poddevices.Device {
 		return poddevices.Device{Resource: "example.com/fast", ID: id, Claim: &poddevices.Claim{UID: "u1", Namespace: "shop",
@@ -32,7 +32,7 @@ func claimRecord() claim.Record {
 	return r
 }
 
-// TestSRIOVLsClaims checks that a claim's VF is listed as taken, together with the request, the pod and the settings.
+// TestSRIOVLsClaims: a claim's VF is listed as taken, with the request, the pod and the settings.
 func TestSRIOVLsClaims(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "claims")
 	if err := claim.Write(dir, claimRecord()); err != nil {
@@ -75,7 +75,7 @@ shop/web-2-vf-x7k2p  see      shop/web-2  0000:15:02.0  admin      example.com/f
 	}
 }
 
-// TestSRIOVLsClaimTorn checks that an unreadable record is reported and that all other claims are still listed.
+// TestSRIOVLsClaimTorn: an unreadable record is reported, and all other claims are still listed.
 func TestSRIOVLsClaimTorn(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "u2"), []byte("{"), 0o600); err != nil {
@@ -88,8 +88,7 @@ func TestSRIOVLsClaimTorn(t *testing.T) {
 	}
 }
 
-// TestDeviceOf checks that the pod and the interface of a VF come from the VF's journal. The journal is ignored if a different claim uses
-// the VF now.
+// TestDeviceOf: pod and interface come from the VF's journal, which is ignored if another claim uses the VF.
 func TestDeviceOf(t *testing.T) {
 	r := claimRecord()
 	address, err := pci.ParseAddress("0000:15:02.1")
@@ -114,7 +113,7 @@ func TestDeviceOf(t *testing.T) {
 	}
 }
 
-// TestSRIOVExplainPublished checks the output about a device: its attributes, its taints, and the attributes that only other devices have.
+// TestSRIOVExplainPublished: the output about a device has its attributes and taints, and the attributes that only others have.
 func TestSRIOVExplainPublished(t *testing.T) {
 	first, _ := pci.ParseAddress("0000:11:02.0")
 	second, _ := pci.ParseAddress("0000:15:02.1")
@@ -154,7 +153,7 @@ func TestSRIOVExplainPublished(t *testing.T) {
 	}
 }
 
-// TestAddUnrecorded checks that a pod's VF is listed even if the record of its claim is missing.
+// TestAddUnrecorded: a pod's VF is listed even without the record of its claim.
 func TestAddUnrecorded(t *testing.T) {
 	var attached []sriov.Holding
 	for id, of := range map[string]*poddevices.Claim{"0000:15:02.1": {UID: "u1", Namespace: "shop", Name: "c"}, "0000:15:02.0": nil} {

@@ -33,7 +33,6 @@ func newOfDaemon(use, short, example string) *cobra.Command {
 		}}
 }
 
-// findDaemon returns the path of sriov-device-plugin.
 func findDaemon() (string, error) {
 	const daemon = "sriov-device-plugin"
 	own, _ := os.Executable()

@@ -10,8 +10,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestOfDaemon checks that the arguments, the output and the exit status of a command of sriov-device-plugin are passed on, and that its
-// absence is reported.
+// TestOfDaemon: arguments, output and exit status of sriov-device-plugin's command are passed on, and its absence is reported.
 func TestOfDaemon(t *testing.T) {
 	dir := pcitest.WriteFiles(t, map[string]string{"sriov-device-plugin": "#!/bin/sh\necho \"$@\"\necho wrong >&2\nexit 1\n"})
 	if err := os.Chmod(dir+"/sriov-device-plugin", 0o755); err != nil {

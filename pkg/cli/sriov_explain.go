@@ -60,13 +60,12 @@ func (f *sriovFlags) explain(ctx context.Context, stdout, stderr io.Writer, what
 	return nil
 }
 
-// unserved() reports whether the configuration contains the given resource with properties that the device plugin does not support.
+// unserved reports whether the resource is configured with properties that the device plugin does not support.
 func (n *sriovNode) unserved(resource string) bool {
 	return slices.ContainsFunc(n.config.Resources, func(r pool.Resource) bool { return r.FullName() == resource && len(r.Unserved) > 0 })
 }
 
-// matches() reports whether the command's argument selects a device. The argument may be a PCI address, an interface, the interface of the
-// device's PF, or a resource.
+// matches reports whether the argument selects a device: by PCI address, interface, interface of its PF, or resource.
 func (n *sriovNode) matches(e pool.Explanation, what string) bool {
 	d, _ := n.snapshot.Device(e.Device)
 	pf, _ := n.snapshot.Device(d.PF)
@@ -74,7 +73,7 @@ func (n *sriovNode) matches(e pool.Explanation, what string) bool {
 		e.Resource == what || slices.ContainsFunc(e.Answers, func(a pool.Answer) bool { return a.Matches && a.Resource == what })
 }
 
-// printExplanation prints, for each selector, the values that the selector wants and the value that the device has.
+// printExplanation prints, for each selector, the wanted values and the device's.
 func (n *sriovNode) printExplanation(w io.Writer, e pool.Explanation) {
 	fmt.Fprintf(w, "%s: %s\n", e.Device, plainText(e.Reason))
 	if h, ok := n.held[e.Device.String()]; ok && h.Claim == nil {

@@ -14,13 +14,13 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// requestAnswer describes the resources of a request, and the decision of each Topology Manager policy about the request.
+// requestAnswer is a request's resources, with each Topology Manager policy's decision.
 type requestAnswer struct {
 	Resources []resourceAnswer `json:"resources"`
 	Policies  []policyAnswer   `json:"policies"`
 }
 
-// resourceAnswer describes one resource of a request: the devices of the resource by NUMA node, and the topology hints for the resource.
+// resourceAnswer is one resource of a request: its devices by NUMA node, and its topology hints.
 type resourceAnswer struct {
 	Resource string         `json:"resource"`
 	Count    int            `json:"count"`
@@ -28,14 +28,14 @@ type resourceAnswer struct {
 	Hints    []kubelet.Hint `json:"hints"` // null if the resource has no NUMA nodes
 }
 
-// A tally counts the devices near a NUMA node: all devices, the free devices and the faulty devices.
+// tally counts the devices near a NUMA node: all, free and faulty.
 type tally struct {
 	All    int `json:"devices"`
 	Free   int `json:"free"`
 	Faulty int `json:"faulty"`
 }
 
-// policyAnswer is the decision of one Topology Manager policy about a request.
+// policyAnswer is one Topology Manager policy's decision.
 type policyAnswer struct {
 	Policy   kubelet.Policy `json:"policy"`
 	Admitted bool           `json:"admitted"`
@@ -44,11 +44,11 @@ type policyAnswer struct {
 	Reason   string         `json:"reason,omitempty"` // of a refusal
 }
 
-// maxPermutations limits how many combinations of topology hints are tried. A combination contains one hint of each resource. The kubelet
-// tries all combinations for each container.
+// maxPermutations limits the combinations of topology hints, one of each resource, that are tried. The kubelet tries all for each
+// container.
 const maxPermutations = 20_000_000
 
-// An attempt is a request on the node as it is now, or on an idle node.
+// attempt is a request on the node as it is, or on an idle one.
 type attempt struct {
 	demands []demand
 	hints   [][]kubelet.Hint // by demand
@@ -63,7 +63,7 @@ func newAttempt(demands []demand, free string) attempt {
 	return a
 }
 
-// newRequestAnswer merges the topology hints for a request, once with each policy.
+// newRequestAnswer merges the topology hints for a request, with each policy.
 func newRequestAnswer(machine kubelet.Mask, demands []demand, wanted []string) (a requestAnswer, err error) {
 	var idleDemands []demand
 	for _, d := range demands {
@@ -89,7 +89,7 @@ func newRequestAnswer(machine kubelet.Mask, demands []demand, wanted []string) (
 	return a, nil
 }
 
-// decide returns the merged hint of a policy, and the reason why it refuses the request, or "".
+// decide returns a policy's merged hint, and why it refuses the request, or "".
 func (a attempt) decide(p kubelet.Policy, machine kubelet.Mask) (merged kubelet.Hint, reason string) {
 	merged, admitted := kubelet.Merge(p, machine, a.hints)
 	for _, d := range a.demands {
@@ -145,10 +145,10 @@ func (d demand) tallies() map[int]tally {
 	return nodes
 }
 
-// maxHints is the maximum number of hints that are printed on one line.
+// maxHints is how many hints fit on one line.
 const maxHints = 8
 
-// hintText formats topology hints, for example as {0}* {0,1}. The preferred hints have a star and are printed first.
+// hintText formats topology hints as in {0}* {0,1}: preferred ones first, with a star.
 func hintText(hints []kubelet.Hint) string {
 	var texts []string
 	for _, preferred := range []bool{true, false} {
@@ -164,7 +164,6 @@ func hintText(hints []kubelet.Hint) string {
 	return strings.Join(texts, " ")
 }
 
-// print prints two tables: one with the resources, and one with the policies.
 func (a requestAnswer) print(w io.Writer) {
 	nodes := map[int]bool{}
 	for _, r := range a.Resources {
@@ -215,7 +214,6 @@ func (r resourceAnswer) cells(columns []int) []string {
 	return append(cells, text)
 }
 
-// decisionText describes the decision of a policy in words.
 func (p policyAnswer) decisionText() string {
 	switch {
 	case p.Admitted:

@@ -19,10 +19,9 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// cpuResource is the name of the CPU resource in a container's specification.
 const cpuResource = "cpu"
 
-// requestFlags holds the flags that describe a container's request.
+// requestFlags describes a container's request.
 type requestFlags struct {
 	count  int
 	cpus   int
@@ -30,7 +29,6 @@ type requestFlags struct {
 	policy string
 }
 
-// add() adds the flags with which the user describes a container's request.
 func (f *requestFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.count, "count", 0, "number of devices of the resource that a container wants")
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "number of exclusive CPUs that the container wants besides")
@@ -38,7 +36,7 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	addChoice(cmd, &f.policy, "policy", "", "only this policy", policies()...)
 }
 
-// A demand is a resource that a container requests, with the requested count, and with the devices or CPUs of this resource.
+// demand is a resource that a container requests, with the count and its devices or CPUs.
 type demand struct {
 	name  string
 	count int
@@ -55,12 +53,12 @@ func (d demand) idle() demand {
 	return d
 }
 
-// policies() returns the policies of the Topology Manager. The policies are sorted: the most tolerant policy is first.
+// policies returns the Topology Manager's policies, the most tolerant first.
 func policies() []string {
 	return []string{string(kubelet.None), string(kubelet.BestEffort), string(kubelet.Restricted), string(kubelet.SingleNUMA)}
 }
 
-// check() returns an error for flag values that no real request can have.
+// check returns an error for flag values that no real request can have.
 func (f requestFlags) check(given func(flag string) bool) error {
 	switch {
 	case given("count") && f.count < 1:
@@ -73,7 +71,7 @@ func (f requestFlags) check(given func(flag string) bool) error {
 	return nil
 }
 
-// parseWith parses an argument of the form RESOURCE or RESOURCE=COUNT.
+// parseWith parses RESOURCE or RESOURCE=COUNT.
 func parseWith(text string) (demand, error) {
 	resource, number, counted := strings.Cut(text, "=")
 	if !counted {
@@ -86,7 +84,7 @@ func parseWith(text string) (demand, error) {
 	return demand{name: resource, count: count}, nil
 }
 
-// explainRequest prints whether a container could get the requested resources, and how the Topology Manager merges the hints.
+// explainRequest prints whether a container could get the resources, and how the Topology Manager merges the hints.
 func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io.Writer, resource string) error {
 	machine, err := n.machine()
 	if err != nil {
@@ -111,7 +109,7 @@ func (f *sriovFlags) explainRequest(ctx context.Context, n *sriovNode, stdout io
 	return err
 }
 
-// machine() returns the set of the machine's NUMA nodes.
+// machine returns the machine's NUMA nodes.
 func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 	for _, node := range n.snapshot.Nodes {
 		if node.ID < 0 || node.ID >= 64 || machine.Count() == maxNodes {
@@ -122,11 +120,10 @@ func (n *sriovNode) machine() (machine kubelet.Mask, err error) {
 	return max(machine, 1), nil
 }
 
-// maxNodes is the maximum number of NUMA nodes, because the command tries all combinations of NUMA nodes. The kubelet's default limit is 8
-// NUMA nodes.
+// maxNodes limits the NUMA nodes, because all their combinations are tried. The kubelet's default limit is 8.
 const maxNodes = 16
 
-// demands() returns all resources that the container requests, each with its devices or CPUs.
+// demands returns all resources that the container requests, with their devices or CPUs.
 func (f *sriovFlags) demands(ctx context.Context, n *sriovNode, machine kubelet.Mask, resource string) (demands []demand, err error) {
 	if resource == "" && len(n.pools) == 1 {
 		resource = n.pools[0].Name
@@ -192,7 +189,7 @@ func (f *sriovFlags) otherDevices(ctx context.Context, n *sriovNode, machine kub
 	return foreignDevices(answer.Node, machine, resource)
 }
 
-// cpus returns the CPUs of the node. The kubelet computes topology hints for CPUs only if the CPU manager has the static policy.
+// cpus returns the node's CPUs. They have topology hints only if the CPU manager's policy is static.
 func (n *sriovNode) cpus(of poddevices.Node, machine kubelet.Mask) (*kubelet.Devices, error) {
 	if len(of.CPUs) == 0 {
 		return nil, errors.New("--cpus: the kubelet has no exclusive CPUs, because its cpuManagerPolicy is not static: omit --cpus")
@@ -209,7 +206,7 @@ func (n *sriovNode) cpus(of poddevices.Node, machine kubelet.Mask) (*kubelet.Dev
 	}), nil
 }
 
-// foreignDevices returns the devices of another device plugin. The kubelet lists only the healthy devices of another plugin's resource.
+// foreignDevices returns the devices of another device plugin, of which the kubelet lists only the healthy ones.
 func foreignDevices(n poddevices.Node, machine kubelet.Mask, resource string) (*kubelet.Devices, error) {
 	devices := slices.DeleteFunc(slices.Clone(n.Devices), func(d poddevices.Assignable) bool { return d.Resource != resource })
 	if len(devices) == 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// fakeDemand builds a demand from two lists: the number of all devices and the number of free devices near each NUMA node.
+// fakeDemand builds a demand from the numbers of all and of free devices near each NUMA node.
 func fakeDemand(name string, count int, all, free []int) demand {
 	var near []int
 	for node := range all {
@@ -31,7 +31,7 @@ func fakeDemand(name string, count int, all, free []int) demand {
 	})}
 }
 
-// decisions() formats the decision of each policy on a line of its own.
+// decisions formats the decision of each policy, one per line.
 func decisions(t *testing.T, machine kubelet.Mask, demands ...demand) string {
 	t.Helper()
 	a, err := newRequestAnswer(machine, demands, policies())
@@ -45,7 +45,6 @@ func decisions(t *testing.T, machine kubelet.Mask, demands ...demand) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestRequestOfDevices checks the decision of each Topology Manager policy about a request for one resource.
 func TestRequestOfDevices(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -81,8 +80,8 @@ func TestRequestOfDevices(t *testing.T) {
 	}
 }
 
-// TestRequestOfSeveral checks requests for several resources whose free devices are on different NUMA nodes. In some test cases, an idle
-// machine could serve the request from a single NUMA node.
+// TestRequestOfSeveral requests several resources whose free devices are on different NUMA nodes. In some cases, an idle machine could
+// serve the request from one.
 func TestRequestOfSeveral(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -112,8 +111,7 @@ func TestRequestOfSeveral(t *testing.T) {
 	}
 }
 
-// TestRequestOfReserved checks a node on which the kubelet reserves one CPU. The kubelet computes the preferred number of NUMA nodes as if
-// the reserved CPU were available.
+// TestRequestOfReserved: the preferred number of NUMA nodes is computed as if a CPU that the kubelet reserves were available.
 func TestRequestOfReserved(t *testing.T) {
 	d := fakeDemand("cpu", 8, []int{8, 8}, []int{8, 8})
 	d.Healthy[0], d.Healthy[8] = false, false
@@ -145,8 +143,7 @@ func TestRequestWithoutNodes(t *testing.T) {
 	}
 }
 
-// TestRequestTooLarge checks that a request with too many combinations of hints causes an error. Without a limit for combinations, the
-// command would run for hours.
+// TestRequestTooLarge: too many combinations of hints are an error, because the command would run for hours.
 func TestRequestTooLarge(t *testing.T) {
 	eight := []int{2, 2, 2, 2, 2, 2, 2, 2}
 	var demands []demand
@@ -170,8 +167,7 @@ func assignable() (n poddevices.Node) {
 	return n
 }
 
-// TestSRIOVRequest checks a request for VFs, CPUs and a resource of another device plugin. The test uses a fake sysfs and a fake device
-// plugin.
+// TestSRIOVRequest requests VFs, CPUs and another device plugin's resource, with a fake sysfs and device plugin.
 func TestSRIOVRequest(t *testing.T) {
 	flags := labFlags(t, assignable())
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),

@@ -31,8 +31,7 @@ The command refuses a VF that is in use by a pod, by the kubelet's allocations, 
 by the node, and while the device plugin does not answer also one with a driver such as
 vfio-pci. Without --yes it changes nothing.`
 
-// resetPatience is the time in which the kernel must finish the reset of a PCI function. After this time, 'podlace sriov reset' stops
-// waiting, but its child process may continue to wait for the kernel.
+// resetPatience is how long 'podlace sriov reset' waits for the kernel to reset a PCI function. Its child process may wait longer.
 const resetPatience = 15 * time.Second
 
 type resetFlags struct {
@@ -55,8 +54,8 @@ func newSRIOVReset() *cobra.Command {
 	return cmd
 }
 
-// newSRIOVResetFunction returns a hidden command that resets one PCI function. The visible command "reset" runs the hidden command as a
-// child process, because the reset may hang in the kernel.
+// newSRIOVResetFunction returns a hidden command that resets one PCI function. "reset" runs it as a child process, because it may hang in
+// the kernel.
 func newSRIOVResetFunction() *cobra.Command {
 	return &cobra.Command{Use: "reset-function SYSFS DEVICE", Hidden: true, Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -98,8 +97,8 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 	return nil
 }
 
-// checkFree returns an error if the kubelet has allocated the VF to a pod. checkFree also returns an error if the device plugin gives no
-// answer and the VF has a user space driver. In this case, only the kubelet knows whether a pod uses the VF.
+// checkFree returns an error if the kubelet has allocated the VF, or if the device plugin does not answer and the VF has a user space
+// driver: only the kubelet then knows whether a pod uses it.
 func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
 	answer, err := askPlugin(ctx, f.socket, poddevices.Question{})
 	for _, d := range answer.Devices {

@@ -19,8 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// labFlags returns the flags with which a command reads a fake machine. The machine has two NUMA nodes, each with a PF and two VFs, and
-// pods that use two of the VFs.
+// labFlags returns the flags for a fake machine with two NUMA nodes, each with a PF and two VFs, of which pods use two.
 func labFlags(t *testing.T, assignable ...poddevices.Node) (flags []string) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 	dir, err := os.MkdirTemp("", "ls")
@@ -86,7 +85,7 @@ func TestSRIOVLs(t *testing.T) {
 		list[1]["resource"] != "example.com/fast" || list[1]["vfIndex"] != 0.0 {
 		t.Errorf("status %d, %v, %s", status, err, stdout)
 	}
-	// If no device plugin runs, 'podlace sriov ls' still lists the hardware.
+	// Without a device plugin, the hardware is still listed.
 	status, stdout, stderr = runSRIOV(t, append(flags, "--socket", "/nonexistent"), "ls")
 	if status != 0 || !strings.Contains(stderr, "the device plugin did not say which pods have devices") ||
 		!strings.Contains(stdout, "0000:11:02.1") {
@@ -136,7 +135,7 @@ func TestSRIOVExplain(t *testing.T) {
 	}
 }
 
-// TestSRIOVPossible checks the output that explains why the kubelet refused a pod, or would refuse a pod.
+// TestSRIOVPossible: the output says why the kubelet refused a pod, or would.
 func TestSRIOVPossible(t *testing.T) {
 	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "explain", "example.com/fast", "--count", "1")
@@ -166,8 +165,7 @@ single-numa-node  -       no, not at present: 0 of 1 example.com/fast are free
 	}
 }
 
-// TestSRIOVMoved checks that a pod keeps its devices after the configuration has changed. Without a configuration file, 'podlace sriov ls'
-// still lists the hardware.
+// TestSRIOVMoved: a pod keeps its devices after a change of the configuration. Without a configuration file, the hardware is still listed.
 func TestSRIOVMoved(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "new", "selectors": {"pfNames": ["ens0f0", "ens1f0"]}}]}`),
@@ -205,8 +203,7 @@ func TestSRIOVMoved(t *testing.T) {
 	}
 }
 
-// TestSRIOVUnserved checks that an unsupported resource in the configuration is reported together with the devices that it blocks. With
-// --strict, the unsupported resource is an error.
+// TestSRIOVUnserved: an unsupported resource is reported with the devices that it blocks, and is an error with --strict.
 func TestSRIOVUnserved(t *testing.T) {
 	flags := labFlags(t)
 	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fpga", "deviceType": "accelerator"},
@@ -230,7 +227,7 @@ func TestSRIOVUnserved(t *testing.T) {
 	}
 }
 
-// TestSRIOVReset checks that a VF is not reset if the kubelet has allocated the VF, or may have allocated it.
+// TestSRIOVReset: a VF that the kubelet has allocated, or may have, is not reset.
 func TestSRIOVReset(t *testing.T) {
 	if !sandboxed(t) { // the lock of a VF is below /run
 		return

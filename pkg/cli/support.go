@@ -40,7 +40,6 @@ that is no network configuration. The archive contains names of pods and address
 const supportExample = `  podlace support-bundle
   podlace support-bundle --yes --file /tmp/node7.tar.gz`
 
-// bundleFile is a file in the support archive.
 type bundleFile struct {
 	name string
 	data []byte
@@ -116,8 +115,7 @@ func writeBundle(file string, all []bundleFile) (err error) {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// collectBundle reads all files for the support archive. If a file cannot be read, its entry contains the error, because the error is
-// useful for support.
+// collectBundle reads all files for the support archive. For one that cannot be read, the archive has the error.
 func collectBundle() (all []bundleFile) {
 	add := func(name string, data []byte, err error) {
 		if err != nil {
@@ -163,8 +161,7 @@ func bundleCommands() [][]string {
 	}
 }
 
-// maxFiles is the maximum number of files that the support archive includes from the state folder. The state folder has about two files for
-// each attachment.
+// maxFiles limits the archived files of the state folder, which has about two for each attachment.
 const maxFiles = 10000
 
 func filesBelow(dir string) (names []string) {
@@ -179,7 +176,7 @@ func filesBelow(dir string) (names []string) {
 
 const commandTimeout = 20 * time.Second
 
-// outputOf runs a program and returns its output. If the program is not installed, outputOf returns a text that says so.
+// outputOf runs a program and returns its output, or a text that says that it is not installed.
 func outputOf(command ...string) ([]byte, error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -196,10 +193,10 @@ func outputOf(command ...string) ([]byte, error) {
 var secretText = regexp.MustCompile(
 	`(?i)([a-z0-9_./-]*(?:token|passw|secret|credential|private|authorization)[a-z0-9_-]*["']?[ \t]*[=:][ \t]*["']?(?:bearer[ \t]+)?)[^\s"']+`)
 
-// secretKey matches the names of JSON keys whose values must not be copied into the archive.
+// secretKey matches the JSON keys whose values must not be archived.
 var secretKey = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
 
-// redact() replaces the secret values in a JSON text. If the text is not JSON, redact() removes the whole text.
+// redact replaces the secrets in a JSON text, or the whole text if it is none.
 func redact(data []byte) []byte {
 	var v any
 	decoder := json.NewDecoder(bytes.NewReader(data))

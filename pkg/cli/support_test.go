@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestRedacted checks that the values of secret keys are removed at any depth. If a text is not JSON, the whole text is removed.
+// TestRedacted: values of secret keys are removed at any depth, and a text that is not JSON as a whole.
 func TestRedacted(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"type": "bridge", "apiToken": "s3", "kubernetes": {"kubeconfig": "s3", "clientKey": 1, "node": "a"}}`: "bridge node",
@@ -27,7 +27,7 @@ func TestRedacted(t *testing.T) {
 	}
 }
 
-// TestOutputRedacted checks that secrets in the output of programs are left out. Words of the same line that are not secret stay.
+// TestOutputRedacted: secrets in the output of programs are left out, and other words of the line stay.
 func TestOutputRedacted(t *testing.T) {
 	for text, want := range map[string]string{
 		"net.ipv6.conf.eth0.stable_secret = fd00::s3":    "net.ipv6.conf.eth0.stable_secret = left out",

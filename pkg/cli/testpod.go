@@ -20,10 +20,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// cniBinDir is the folder in which container runtimes search for plugins. The command 'make install' copies the plugins to this folder.
+// cniBinDir is where runtimes search for plugins and 'make install' copies them.
 const cniBinDir = "/opt/cni/bin"
 
-// testPod is a new pod on which 'podlace trace' and 'podlace canary' run a chain of plugins. The network namespace of the process is the
+// testPod is a new pod on which 'podlace trace' and 'podlace canary' run a chain of plugins. The process's own network namespace is the
 // node.
 type testPod struct {
 	chain.Attachment
@@ -33,7 +33,7 @@ type testPod struct {
 	cache string
 }
 
-// openTestPod creates the namespace of a pod without network. remove() deletes it. If show is true, each call of a plugin is printed.
+// openTestPod creates a pod's namespace without network, which remove deletes. With show, each call of a plugin is printed.
 func openTestPod(plugins string, list *chain.List, show bool, stdout io.Writer) (*testPod, error) {
 	cache, err := os.MkdirTemp("", "podlace-trace")
 	if err != nil {
@@ -53,7 +53,7 @@ func openTestPod(plugins string, list *chain.List, show bool, stdout io.Writer) 
 	return p, nil
 }
 
-// remove() runs DEL, also after a failed ADD, and deletes the namespace.
+// remove runs DEL, also after a failed ADD, and deletes the namespace.
 func (p *testPod) remove(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	err := p.chain.Del(ctx, p.Attachment)
@@ -63,7 +63,7 @@ func (p *testPod) remove(ctx context.Context) error {
 	return errors.Join(err, p.space.Close(), os.RemoveAll(p.cache))
 }
 
-// logChanges makes the plugins write the debug log from which the changes and phases are read.
+// logChanges makes the plugins write the debug log with the changes and phases.
 func logChanges() error { return os.Setenv("PODLACE_LOG", "debug") }
 
 // readConflist returns the network in the named file, or in the shipped configuration of this name.

@@ -35,7 +35,7 @@ const topExample = `  podlace top
   podlace top --sort drops --interval 5s
   podlace top --once -o json`
 
-// The type traffic contains the measured traffic of one attachment in an interval.
+// traffic is the measured traffic of one attachment in an interval.
 type traffic struct {
 	attachment.Key
 	Pod     string `json:"pod,omitempty"`
@@ -43,7 +43,7 @@ type traffic struct {
 	Egress  flow   `json:"egress"`
 }
 
-// A flow is the measured traffic in one direction.
+// flow is the measured traffic in one direction.
 type flow struct {
 	Rate    uint64 `json:"rate"`            // bits per second
 	Packets uint64 `json:"packets"`         // per second
@@ -51,8 +51,7 @@ type flow struct {
 	Limit   uint64 `json:"limit,omitempty"` // bits per second
 }
 
-// counters contains the counters of a host interface by their names in sysfs. As in the kernel, rx and tx are the directions from the
-// node's point of view.
+// counters holds a host interface's counters by their names in sysfs. rx and tx are as the node sees them.
 type counters map[string]uint64
 
 type topFlags struct {
@@ -62,7 +61,7 @@ type topFlags struct {
 	once     bool
 }
 
-// topOrder returns the comparison function for a value of the flag --sort. Rows with the same figure are sorted by pod.
+// topOrder returns the comparison for a value of --sort. Rows with the same figure are sorted by pod.
 func topOrder(by string) func(a, b traffic) int {
 	figure := func(t traffic) uint64 {
 		return map[string]uint64{"ingress": t.Ingress.Rate, "egress": t.Egress.Rate, "total": t.Ingress.Rate + t.Egress.Rate,
@@ -114,7 +113,7 @@ func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	}
 }
 
-// measure() returns the traffic of all live attachments that have an interface on the node.
+// measure returns the traffic of all live attachments with an interface on the node.
 func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, error) {
 	all, err := f.read(stderr)
 	if err != nil {
@@ -154,8 +153,8 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, err
 	return list, nil
 }
 
-// limitDrops returns the number of packets that the limits of each attachment have dropped. The counters of an interface do not contain
-// these packets, because the queue of the interface drops them.
+// limitDrops returns the packets that each attachment's limits have dropped. The interface's counters lack them, because its queue drops
+// them.
 func limitDrops() (map[attachment.Key]bandwidth.Both[uint32], error) {
 	records, err := attachment.AllOf("bandwidth")
 	if err != nil || len(records) == 0 {
@@ -202,7 +201,7 @@ func readCounters(link string) (counters, error) {
 	return c, nil
 }
 
-// trafficOf converts the counters of the host side into the traffic that the pod receives and sends.
+// trafficOf converts the host side's counters into what the pod receives and sends.
 func trafficOf(a *reconcile.Attachment, before, after counters, took time.Duration) traffic {
 	more := func(name string) uint64 { return after[name] - min(before[name], after[name]) } // less than before: the interface was recreated
 	flowOf := func(direction string, limit uint64) flow {
@@ -224,7 +223,7 @@ func printTraffic(w io.Writer, list []traffic) {
 	printTable(w, rows)
 }
 
-// usedPercent returns a traffic rate as a percentage of the limit.
+// usedPercent returns the rate as a percentage of the limit.
 func (f flow) usedPercent() string {
 	if f.Limit == 0 {
 		return "-"

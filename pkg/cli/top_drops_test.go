@@ -17,11 +17,10 @@ import (
 	"github.com/podlace/podlace/pkg/hostlocal"
 )
 
-// inSandbox is the name of an environment variable. If the variable is set, the tests run in namespaces of their own.
+// inSandbox, if set, marks a test process in namespaces of its own.
 const inSandbox = "CLI_TEST_SANDBOX"
 
-// sandboxed runs the calling test again in namespaces of its own. In the test process that runs in the new namespaces, sandboxed returns
-// true.
+// sandboxed runs the calling test again in namespaces of its own, and reports whether this is that run.
 func sandboxed(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inSandbox) != "" {
@@ -38,8 +37,7 @@ func sandboxed(t *testing.T) bool {
 	return false
 }
 
-// TestTopDrops checks that the column DROPS counts the packets that the limit of a pod drops. The kernel does not count such packets for
-// the interface.
+// TestTopDrops: DROPS counts the packets that a pod's limit drops, which the kernel does not count for the interface.
 func TestTopDrops(t *testing.T) {
 	if !sandboxed(t) {
 		return

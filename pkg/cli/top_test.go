@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
-// TestTraffic checks that traffic sent by the host side is shown as received by the pod. If a counter decreases, the traffic is shown as
-// zero.
+// TestTraffic: what the host side sends, the pod receives. A counter that decreases counts as zero.
 func TestTraffic(t *testing.T) {
 	a := &reconcile.Attachment{Network: "n", Pod: "ns/p", ContainerID: "c", IfName: "eth0", IngressRate: 10e6}
 	before := counters{"rx_bytes": 1000, "tx_bytes": 2000, "rx_packets": 10, "tx_packets": 20, "tx_dropped": 5}
@@ -37,7 +36,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestTopOrders checks the order of the rows: the largest value is first, and names are in alphabetical order.
+// TestTopOrders: the largest value is first, and names are in alphabetical order.
 func TestTopOrders(t *testing.T) {
 	small := traffic{Pod: "b", Ingress: flow{Rate: 1, Dropped: 2}, Egress: flow{Rate: 9}}
 	large := traffic{Pod: "a", Ingress: flow{Rate: 5}, Egress: flow{Rate: 2, Dropped: 1}}

@@ -28,7 +28,7 @@ const topologyExample = `  podlace topology
   podlace topology --network podlace
   podlace topology -o json`
 
-// The type topology describes the pod network of one node.
+// topology is the pod network of one node.
 type topology struct {
 	Node    string           `json:"node"`
 	Bridges []topologyBridge `json:"bridges"`
@@ -36,7 +36,7 @@ type topology struct {
 	Others  []topologyPod    `json:"others"` // pods that are not on a bridge and have no VF of this node
 }
 
-// topologyBridge is a bridge and the pods that are connected to it.
+// topologyBridge is a bridge with its pods.
 type topologyBridge struct {
 	Name      string        `json:"name"`
 	Addresses []string      `json:"addresses,omitempty"`
@@ -53,7 +53,7 @@ type topologyCard struct {
 	VFs []topologyVF `json:"vfs"`
 }
 
-// topologyVF contains a VF and the pod that uses the VF.
+// topologyVF is a VF with the pod that uses it.
 type topologyVF struct {
 	sriovDevice
 	Pod     string `json:"pod,omitempty"`
@@ -102,7 +102,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	return errors.Join(printUnreadable(stderr, f.network), err)
 }
 
-// newPicture builds the topology of the node from lists: it groups the attachments by bridge and the VFs by PF.
+// newPicture groups the attachments by bridge and the VFs by PF.
 func newPicture(name string, list []topologyPod, devices []sriovDevice, holder func(h poddevices.Device) string) topology {
 	t := topology{Node: cmp.Or(name, "this node"), Bridges: []topologyBridge{}, Cards: cardsOf(devices, list, holder), Others: []topologyPod{}}
 	known := map[string]bool{}
@@ -153,7 +153,7 @@ func bridgeOf(name string) topologyBridge {
 	return b
 }
 
-// cardsOf returns the PFs that support VFs, sorted by NUMA node. Each returned PF contains its VFs.
+// cardsOf returns the PFs that support VFs, with their VFs, sorted by NUMA node.
 func cardsOf(devices []sriovDevice, list []topologyPod, holder func(h poddevices.Device) string) []topologyCard {
 	cards := []topologyCard{}
 	for _, d := range devices {

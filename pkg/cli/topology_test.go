@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// exampleTopology returns a node with two bridges, two PFs, and pods with different properties. The bridges are invented: the test machine
-// does not have them.
+// exampleTopology returns a node with two invented bridges, two PFs, and pods with different properties.
 func exampleTopology() topology {
 	address := func(text string) pci.Address {
 		a, err := pci.ParseAddress(text)
@@ -50,8 +49,7 @@ func exampleTopology() topology {
 	return newPicture("edge-3", list, devices, func(h poddevices.Device) string { return h.Namespace + "/" + h.Pod })
 }
 
-// TestTopologyText checks the printed tree: the order of bridges, PFs and pods, and the alignment of columns. TestTopologyText also checks
-// that a pod's name cannot control the terminal.
+// TestTopologyText compares the printed tree with its order and columns. A pod's name cannot control the terminal.
 func TestTopologyText(t *testing.T) {
 	want := strings.ReplaceAll(`node edge-3
 |- bridge br-none0: missing
@@ -77,7 +75,6 @@ func TestTopologyText(t *testing.T) {
 	}
 }
 
-// TestTopologyCommand checks the output formats, invalid values of flags, and the VFs of a machine with sysfs and a device plugin.
 func TestTopologyCommand(t *testing.T) {
 	if status, _, stderr := run("topology", "-o", "svg"); status != exitFailed || !strings.Contains(stderr, "want text or json") {
 		t.Errorf("status %d, %q", status, stderr)

@@ -11,26 +11,23 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// A branch is a part of the topology tree, such as a bridge, a NUMA node or a PF. Each branch has a heading, with rows or further branches
-// below it.
+// branch is a part of the tree, such as a bridge, a NUMA node or a PF: a heading with rows or branches below it.
 type branch struct {
 	heading string
 	rows    []row
 	below   []branch
 }
 
-// A row of the topology describes a pod or a VF. The fields of a row are the interface or VF on the node, the pod, and further columns,
-// which may be empty.
+// row is a pod or a VF: the interface or VF on the node, the pod, and further columns, which may be empty.
 type row struct {
 	link, pod string
 	facts     []string
 	trouble   string // reason why the attachment does not work, or ""
 }
 
-// cells() returns the text of each column in a row.
 func (r row) cells() []string { return append(append([]string{r.link, r.pod}, r.facts...), r.trouble) }
 
-// branches() returns the bridges, the NUMA nodes and the other pods, in the order in which they are drawn.
+// branches returns the bridges, the NUMA nodes and the other pods, as they are drawn.
 func (t topology) branches() (list []branch) {
 	for _, b := range t.Bridges {
 		facts := append(plainAll(b.Addresses), b.State)
@@ -49,7 +46,6 @@ func (t topology) branches() (list []branch) {
 	return list
 }
 
-// numaBranches returns a branch for each NUMA node with PFs.
 func (t topology) numaBranches() (list []branch) {
 	for i, c := range t.Cards {
 		if i == 0 || c.NUMANode != t.Cards[i-1].NUMANode {
@@ -81,12 +77,12 @@ func podRows(pods []topologyPod) []row {
 	return rows
 }
 
-// podName returns the name of an attachment's pod. If the runtime passed no pod name, podName returns the container ID.
+// podName returns an attachment's pod, or the container ID if the runtime passed no name.
 func podName(a topologyPod) string {
 	return cmp.Or(a.Pod, "container "+cmp.Or(shortID(a.ContainerID), "unknown"))
 }
 
-// troubleOf returns the reason why an attachment does not work. troubleOf returns "" if the attachment works.
+// troubleOf returns why an attachment does not work, or "".
 func troubleOf(a topologyPod) string {
 	switch {
 	case len(a.Damaged) > 0:
@@ -105,7 +101,7 @@ func plainAll(names []string) []string {
 	return list
 }
 
-// labelled() returns a label followed by a value, or "" if the value is empty.
+// labelled returns a label with its value, or "" if the value is empty.
 func labelled(label, value string) string {
 	if value == "" {
 		return ""
@@ -113,7 +109,7 @@ func labelled(label, value string) string {
 	return label + " " + value
 }
 
-// text() formats the topology as a tree of lines.
+// text formats the topology as a tree.
 func (t topology) text() string {
 	var b strings.Builder
 	b.WriteString("node " + plain(t.Node) + "\n")
@@ -133,7 +129,7 @@ func writeBranches(b *strings.Builder, indent string, list []branch) {
 	}
 }
 
-// joints() returns two line prefixes: the branch symbol for an entry of the tree, and the indentation for all entries below this entry.
+// joints returns the branch symbol of an entry and the indentation of all below it.
 func joints(last bool) (joint, deeper string) {
 	if last {
 		return "`- ", "   "
@@ -141,7 +137,7 @@ func joints(last bool) (joint, deeper string) {
 	return "|- ", "|  "
 }
 
-// aligned formats rows as lines of text. Each column has the same width in all lines. A column that is empty in all rows is left out.
+// aligned formats rows with columns of equal width, without those that are empty in all rows.
 func aligned(rows []row) []string {
 	used := map[int]bool{}
 	for _, r := range rows {

@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// tracedPod is an attachment of a running pod, with all plugins in its configuration.
+// tracedPod is a running pod's attachment, with all plugins in its configuration.
 type tracedPod struct {
 	attachment.Key
 	Pod       string         `json:"pod,omitempty"`
@@ -32,14 +32,13 @@ type tracedPod struct {
 	records map[string]attachment.Record // by plugin
 }
 
-// tracedPlugin describes one plugin of the attachment. A tracedPlugin contains the result of the plugin's CHECK, and the objects that the
-// plugin created.
+// tracedPlugin is one plugin of the attachment, with its CHECK's result and the objects that it created.
 type tracedPlugin struct {
 	chain.Call
 	Objects []string `json:"objects,omitempty"`
 }
 
-// isFile reports whether the argument of 'podlace trace' is the name of a configuration file. Any other argument is the name of a pod.
+// isFile reports whether the argument of 'podlace trace' names a configuration file; otherwise it is a pod.
 func isFile(argument string) bool {
 	if slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(argument)) || strings.HasPrefix(argument, "/") {
 		return true
@@ -85,7 +84,7 @@ func (f traceFlags) tracePod(ctx context.Context, name string, stdout io.Writer)
 	return err
 }
 
-// partsOf groups a pod's records by attachment, because each plugin of an attachment has its own record.
+// partsOf groups a pod's records, of which each plugin has its own, by attachment.
 func partsOf(records []attachment.Record) (list []*tracedPod) {
 	for _, rec := range records {
 		i := slices.IndexFunc(list, func(p *tracedPod) bool { return p.Key == rec.Key })
@@ -101,8 +100,8 @@ func partsOf(records []attachment.Record) (list []*tracedPod) {
 	return list
 }
 
-// check() runs CHECK of each plugin, and adds the objects in each record to the plugin's entry in p.Plugins. If libcni's cache lacks the
-// attachment, check() runs no CHECK, but still lists the objects.
+// check runs CHECK of each plugin, and adds the objects in its record to p.Plugins. If libcni's cache lacks the attachment, only the
+// objects are listed.
 func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks []reconcile.Network) error {
 	recorded := chain.Recorded{Plugins: plugins, Cache: cache,
 		Network: p.Network, ContainerID: p.ContainerID, IfName: p.IfName, Netns: p.Netns}
@@ -129,7 +128,7 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 	return err
 }
 
-// indexOf returns the index of the entry in p.Plugins that runs a plugin. If no CHECK of the plugin ran, indexOf adds an entry.
+// indexOf returns the index of a plugin in p.Plugins. It adds an entry if no CHECK of the plugin ran.
 func (p *tracedPod) indexOf(kind string) int {
 	i := slices.IndexFunc(p.Plugins, func(t tracedPlugin) bool { return plugin.Runs(t.Plugin, kind) })
 	if i < 0 {
@@ -139,7 +138,7 @@ func (p *tracedPod) indexOf(kind string) int {
 	return i
 }
 
-// failed() reports whether a plugin's CHECK failed, or whether no CHECK ran.
+// failed reports whether a plugin's CHECK failed, or none ran.
 func (p *tracedPod) failed() bool {
 	return p.Unchecked != "" || slices.ContainsFunc(p.Plugins, func(t tracedPlugin) bool { return t.Error != "" })
 }

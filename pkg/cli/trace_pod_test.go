@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// TestTraceArgument checks which arguments of 'podlace trace' are names of configuration files, and which are names of pods.
 func TestTraceArgument(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := os.WriteFile(filepath.Join(".", "mine"), []byte("{}"), 0o600); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestUnreadable: a file that cannot be read does not hide the faults of the others, and decides the exit status.
+// TestUnreadable: a file that cannot be read hides no fault of the others, and decides the exit status.
 func TestUnreadable(t *testing.T) {
 	dir := pcitest.WriteFiles(t, map[string]string{"a.yaml": "kind: Pod\n", "b.yaml": "kind: Pod\n"})
 	if err := os.Symlink("none", filepath.Join(dir, "a0.yaml")); err != nil {

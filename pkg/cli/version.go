@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The Makefile sets the variable commit with the linker flag -ldflags -X. Another build has it in its version.
+// commit is set by the Makefile with -ldflags -X. Another build has it in its version.
 var commit string
 
-// The type build describes the podlace binary and the running kernel.
+// build describes the podlace binary and the running kernel.
 type build struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
@@ -55,7 +55,6 @@ func (b build) print(w io.Writer, output string) error {
 	})
 }
 
-// kernelRelease returns the release of the kernel that is running.
 func kernelRelease() string {
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	if err != nil {

@@ -34,7 +34,7 @@ const (
 func (l *leases) markBoot() error {
 	since, content, err := boot(l.dir)
 	if err != nil {
-		l.log.Warn("leases of an earlier boot are not recognised", "error", err)
+		l.log.Warn("could not tell which leases are of an earlier boot: their addresses stay taken", "error", err)
 		return nil
 	}
 	l.since = since

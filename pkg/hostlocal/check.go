@@ -19,7 +19,7 @@ func check(r *plugin.Request) error {
 		return err
 	}
 	if unknown {
-		r.Log.Warn("the ranges are not known", "error", err)
+		r.Log.Warn("the ranges are unknown without the node's podCIDRs: CHECK only looks for leases of the attachment", "error", err)
 		cfg.Dir = parseDir(r)
 	}
 	dir, err := store.Open(cfg.Dir)

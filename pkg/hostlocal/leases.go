@@ -111,7 +111,7 @@ func (l *leases) read(addr netip.Addr) (is lease, ok bool) {
 		of, ok := l.reserved[addr]
 		return lease{addr: addr, of: of}, ok
 	case err != nil:
-		l.log.Warn("unreadable lease keeps its address", "lease", addr, "error", err)
+		l.log.Warn("a lease cannot be read, so its address stays taken; remove the file if no pod has the address", "lease", addr, "error", err)
 		if errors.Is(err, unix.EISDIR) || errors.Is(err, store.ErrIrregular) {
 			err = nil
 		}
@@ -235,6 +235,6 @@ func (l *leases) last(set int) netip.Addr {
 // also begin at the first one.
 func (l *leases) setLast(set int, addr netip.Addr) {
 	if err := l.dir.Overwrite(fmt.Sprint(lastPrefix, set), []byte(addr.String()), 0o600); err != nil {
-		l.log.Warn("the next ADD begins its search at the first address", "error", err)
+		l.log.Warn("could not save the last assigned address: the next ADD begins its search at the first one", "address", addr, "error", err)
 	}
 }

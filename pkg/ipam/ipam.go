@@ -68,7 +68,7 @@ func (run Runner) Add(r *plugin.Request, name string) (*types100.Result, error) 
 		}
 	}
 	if e := run.Del(r, name); e != nil {
-		r.Log.Warn("could not release addresses", "error", e)
+		r.Log.Warn("could not release the addresses of the failed ADD; DEL of the container tries again", "ipam", name, "error", e)
 	}
 	return nil, wrap(name, err)
 }
@@ -192,7 +192,8 @@ func find(dirs []string, name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs)
+	return "", plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "no such plugin in CNI_PATH %q", dirs),
+		"install it there, or correct ipam.type")
 }
 
 // environment returns the environment for an external plugin, with the CNI command and attachment of the request. If GC or ADD delete

@@ -123,7 +123,7 @@ func listen[E any](socket *os.File, parse func([]byte) []E, lost E, deliver func
 		})
 		deliver(events)
 		if failed != nil {
-			slog.Warn("no more events from the kernel", "error", failed)
+			slog.Warn("no more events from the kernel: changes by other programs are noticed late; restart this program", "error", failed)
 			return
 		}
 	}

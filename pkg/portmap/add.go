@@ -282,7 +282,7 @@ func linkTo(host *kernel.Node, pod []netip.Prefix) (link kernel.Link, ok bool, e
 		}
 		link, ok, err = host.LinkByIndex(index)
 		if err == nil && !ok {
-			err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone", p.Addr())
+			err = plugin.Errorf(plugin.CodeDevice, "the interface that leads to %s is gone: recreate the pod", p.Addr())
 		}
 		return link, ok, err
 	}

@@ -58,24 +58,22 @@ type portTakeover struct {
 func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 	var kept ports.Index
 	for _, e := range have.elements {
-		hash, port := ownerHash(e.Comment), portOf(e)
-		h, other := have.holders[hash]
+		h, other := have.holders[ownerHash(e.Comment)]
 		switch {
 		case !isForward(e) || !other, !h.found && h.gone:
 		case !h.found:
-			return claimPlan{}, plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, takenBy, port, ownerName(e.Comment)),
-				"its record is lost; DEL of its container ends it")
+			return claimPlan{}, takenBy(portOf(e), ownerName(e.Comment), "its record is lost; DEL of its container ends it")
 		case h.ContainerID == want.container: // in another network, or with another interface
-			kept.Add(e.Comment, port)
+			kept.Add(e.Comment, portOf(e))
 			want.HasHeirs = true
 			p.remove = append(p.remove, e)
 			e.Comment = withHeirs(e.Comment)
 			p.add = append(p.add, e)
 			continue
 		case !h.mustYield(want):
-			return claimPlan{}, plugin.Errorf(plugin.CodePortConflict, takenBy, port, describeOwner(h.Record, e.Comment))
+			return claimPlan{}, takenBy(portOf(e), describeOwner(h.Record, e.Comment), "delete that pod, or choose another hostPort")
 		case !slices.ContainsFunc(p.taken, func(t portTakeover) bool { return t.Key == h.Key }):
-			p.taken = append(p.taken, portTakeover{port, e.Comment, h})
+			p.taken = append(p.taken, portTakeover{portOf(e), e.Comment, h})
 			p.remove = append(p.remove, h.elements...)
 			want.HasHeirs = want.HasHeirs || !h.gone
 		}
@@ -92,7 +90,10 @@ func makePlan(have portConflicts, want portClaim) (p claimPlan, err error) {
 	return p, nil
 }
 
-const takenBy = "hostPort %s is in use by %s"
+// takenBy returns the error for a port that another attachment has.
+func takenBy(p ports.Port, by, hint string) error {
+	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s is in use by %s", p, by), "%s", hint)
+}
 
 // displacedAttachments returns the attachments, in all networks, of the containers that lose ports: if two of them share a port, both may
 // have rules for it.

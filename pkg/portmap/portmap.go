@@ -155,7 +155,7 @@ func status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	if cfg.Backend == "iptables" && !iptables.Installed(true) && !iptables.Installed(false) {
-		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed")
+		return plugin.Errorf(plugin.CodeNotAvailable, "backend iptables: iptables-restore is not installed: install it, or use nftables")
 	}
 	host, err := attachment.Host(r)
 	if err == nil {

@@ -125,7 +125,7 @@ func TestStatusTellsLastingFaultOnce(t *testing.T) {
 		for range 3 {
 			l.OK(l.Call(verb, "", keys...))
 		}
-		return strings.Count(log.String(), "could not be restored")
+		return strings.Count(log.String(), "could not restore")
 	}
 	if n := warnings("STATUS"); n != 1 {
 		t.Errorf("%d warnings of three STATUS, want 1: %s", n, log.String())

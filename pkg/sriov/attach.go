@@ -219,7 +219,8 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		return nil
 	}
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
-		return plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address)
+		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address),
+			"give the VF another MAC")
 	}
 	want := onPF(v.Wanted, have)
 	if mac != nil {

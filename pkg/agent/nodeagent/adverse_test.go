@@ -28,8 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// panicEnv is the name of an environment variable. If the variable is set, the test binary runs an agent with the options in the variable.
-// The agent panics when it logs a given message.
+// panicEnv, if set, makes the test binary run an agent with these options, which panics when it logs a given message.
 const panicEnv = "PODLACE_TEST_PANIC"
 
 type panicOptions struct {
@@ -54,7 +53,6 @@ type panicHandler struct {
 	at string
 }
 
-// Handle panics if the log message contains the chosen text.
 func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	if strings.Contains(r.Message, h.at) {
 		panic("on purpose at " + h.at)
@@ -62,8 +60,8 @@ func (h panicHandler) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, r)
 }
 
-// TestPanic checks that a panic in any goroutine ends the process, and that the files stay consistent. After the panic, node.json may exist
-// only if all routes exist, and the conflist may exist only if node.json exists. The next start of the agent must complete the setup.
+// TestPanic: a panic in any goroutine ends the process and leaves the files consistent. node.json may exist only if all routes do, and the
+// conflist only if node.json does. The next start completes the setup.
 func TestPanic(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
@@ -102,15 +100,14 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// refuseWith makes the fake API server reply to every request with the given HTTP status. With status 0, the fake API server replies
-// normally again.
+// refuseWith makes the fake API server answer every request with the given HTTP status, or normally if it is 0.
 func (f *fakeAPI) refuseWith(status int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.Refuse = status
 }
 
-// TestLostEvents checks that the agent reads the routes in the kernel again after its netlink socket has overflowed (ENOBUFS).
+// TestLostEvents: the agent reads the kernel's routes again after its netlink socket overflowed (ENOBUFS).
 func TestLostEvents(t *testing.T) {
 	l := newLab(t)
 	cmd := l.startProcess("--log-level", "debug")
@@ -154,7 +151,7 @@ func droppedMessages(t *testing.T) (list []int) {
 	return list
 }
 
-// quietAgent returns an agent that receives neither kernel events nor file events. Tests call the functions of a quiet agent directly.
+// quietAgent returns an agent without kernel and file events, whose functions tests call directly.
 func (l *lab) quietAgent() *agent {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -169,8 +166,8 @@ func (l *lab) quietAgent() *agent {
 	return a
 }
 
-// TestLook checks that the agent restores the plugins, the conflist and node.json within a minute, even without an event. The log and a
-// metric must report each repair.
+// TestLook: without any event, the plugins, the conflist and node.json are restored within a minute. The log and a metric report each
+// repair.
 func TestLook(t *testing.T) {
 	if usualTimes().poll > time.Minute {
 		t.Errorf("files are looked at each %v", usualTimes().poll)
@@ -197,7 +194,6 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// counterValue returns the value of a counter metric with the given labels kind and cause.
 func counterValue(t *testing.T, a *agent, name, kind, cause string) float64 {
 	t.Helper()
 	families, err := a.metrics.registry.Gather()
@@ -212,8 +208,8 @@ func counterValue(t *testing.T, a *agent, name, kind, cause string) float64 {
 	return 0
 }
 
-// TestRetry checks that the agent retries a failed change until it succeeds. The first retry is after 1 s, and later retries have growing
-// delays of at most 5 minutes. Events must not postpone a retry.
+// TestRetry: a failed change is retried until it succeeds, first after 1 s, then with growing delays of at most 5 minutes, which events do
+// not prolong.
 func TestRetry(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
@@ -242,9 +238,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestNoWallClock checks that no decision of the agent depends on the wall clock, because the wall clock can jump. The agent compares its
-// own times with the monotonic clock. Therefore, the code of the agent must not call methods that remove the monotonic clock from a time.
-// The agent compares the creation time of a node only with the creation times of other nodes.
+// TestNoWallClock: no decision depends on the wall clock, because it can jump. The agent compares its own times by the monotonic clock, so
+// its code must not call methods that strip that. Creation times of nodes are compared only with each other.
 func TestNoWallClock(t *testing.T) {
 	strips := []string{"Unix", "UnixMilli", "UnixMicro", "UnixNano", "Round", "Truncate", "Local", "In", "AddDate", "Date", "Parse", "UTC"}
 	calls := 0
@@ -283,8 +278,7 @@ func TestNoWallClock(t *testing.T) {
 	}
 }
 
-// TestWrongClocks uses nodes and files whose times are far in the past or future. The agent may use the time of a node only to decide which
-// of two nodes is older.
+// TestWrongClocks uses nodes and files with times far in the past or future. A node's time may only decide which of two is older.
 func TestWrongClocks(t *testing.T) {
 	l := newLab(t)
 	for i, created := range map[int]time.Time{2: time.Unix(-1e9, 0), 3: time.Date(2262, 1, 1, 0, 0, 0, 0, time.UTC), 4: {}} {

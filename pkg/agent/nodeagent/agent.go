@@ -30,7 +30,7 @@ const (
 	unknownFor   = 5 * time.Second // after the start, while the list of nodes is being read
 )
 
-// The type times contains the intervals of the agent that are shorter in tests.
+// times holds the intervals that are shorter in tests.
 type times struct {
 	poll           time.Duration // at files, in case an event was lost
 	firstFileDelay time.Duration // how long failing routes may delay the first node.json
@@ -42,7 +42,7 @@ func usualTimes() times {
 	return times{poll: time.Minute, firstFileDelay: 30 * time.Second, trustDelay: time.Minute, conflictPause: 10 * time.Second}
 }
 
-// The type options contains the flags of the command podlace-node run.
+// options holds the flags of podlace-node run.
 type options struct {
 	Node       string
 	Config     string
@@ -53,7 +53,7 @@ type options struct {
 	times times
 }
 
-// The type agent is the agent of one node. The agent keeps the routes and files of the node in the wanted state.
+// agent keeps the routes and files of one node in the wanted state.
 type agent struct {
 	options
 	log      *slog.Logger
@@ -92,7 +92,7 @@ type agent struct {
 	ready          bool
 }
 
-// run() keeps the routes and files of the node up to date until ctx is done. After run() returns, the routes and files stay on the node.
+// run keeps the routes and files of the node up to date until ctx is done. They stay on the node afterwards.
 func run(ctx context.Context, o options, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -152,7 +152,7 @@ func newAgent(o options, c config, log *slog.Logger) *agent {
 	return a
 }
 
-// watchFiles wakes the main loop of the agent when a file changes that the agent reads or owns.
+// watchFiles wakes the main loop when a file changes that the agent reads or owns.
 func (a *agent) watchFiles(ctx context.Context) {
 	folder := func(dir string, concerns func(name string) bool) {
 		if dir != "" {
@@ -176,7 +176,7 @@ func (a *agent) watchFiles(ctx context.Context) {
 	}
 }
 
-// loop() calls step() repeatedly until ctx is done or the process must end.
+// loop calls step until ctx is done or the process must end.
 func (a *agent) loop(ctx context.Context) {
 	causes := map[cause]bool{onStart: true}
 	for ctx.Err() == nil {
@@ -191,8 +191,7 @@ func (a *agent) loop(ctx context.Context) {
 	}
 }
 
-// step() brings the node into the wanted state. The result "again" is the time of the next call if no event comes earlier. Only step()
-// changes the node.
+// step brings the node into the wanted state; nothing else changes the node. The next call is due at again if no event comes earlier.
 func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	a.problems, a.stepFailed = nil, false
 	why := mainCause(causes)
@@ -227,12 +226,12 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 	return earlier(again, a.retryAt)
 }
 
-// due() reports whether it is time for a periodic comparison or for a retry.
+// due reports whether it is time for a periodic comparison or a retry.
 func (a *agent) due(now time.Time) bool {
 	return !a.retryAt.IsZero() && !now.Before(a.retryAt) || !now.Before(a.nextSync)
 }
 
-// mainCause returns the most important of several causes, for the log.
+// mainCause returns the most important cause, for the log.
 func mainCause(causes map[cause]bool) cause {
 	for _, why := range []cause{onStart, onAPI, onKernel, onFiles, onPeriod} {
 		if causes[why] {
@@ -249,12 +248,11 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// addProblem adds a problem to the status of the agent. A problem alone does not cause a retry.
+// addProblem adds a problem to the status. That alone causes no retry.
 func (a *agent) addProblem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
 
-// logChanges logs and counts changes of the node.
 func (a *agent) logChanges(kind string, why cause, n int, text string, args ...any) {
 	if n == 0 {
 		return
@@ -262,11 +260,11 @@ func (a *agent) logChanges(kind string, why cause, n int, text string, args ...a
 	a.metrics.changes.WithLabelValues(kind, string(why)).Add(float64(n))
 	a.log.Info(text, append(args, "cause", why)...)
 	if (why == onKernel || why == onFiles) && a.contests.repaired(kind, time.Now()) {
-		a.log.Warn("another program repeatedly undoes changes of podlace-node: repairs become slower, up to one in 30 s", "what", kind)
+		a.log.Warn("another program repeatedly undoes changes of podlace-node: repairs slow down to one in 30 s until that program is stopped", "what", kind)
 	}
 }
 
-// install() copies the plugins into the runtime's folder. If all plugins exist in this folder, install() returns true.
+// install copies the plugins into the runtime's folder, and reports whether all of them are there.
 func (a *agent) install(why cause) bool {
 	if a.Plugins == "" || a.config.BinDir == "" {
 		return true
@@ -281,8 +279,7 @@ func (a *agent) install(why cause) bool {
 	return err == nil
 }
 
-// writeNodeFile writes node.json for the plugins. If some routes have failed, writeNodeFile delays the first node.json for at most
-// firstFileDelay.
+// writeNodeFile writes node.json for the plugins. Failing routes delay the first one for at most firstFileDelay.
 func (a *agent) writeNodeFile(why cause) {
 	if len(a.node.PodCIDRs) == 0 {
 		return
@@ -321,8 +318,7 @@ func (a *agent) writeNodeFile(why cause) {
 	a.stale = false
 }
 
-// writeConflist writes the conflist for the container runtime. The agent calls writeConflist last, after the plugins in the conflist are
-// installed and node.json exists.
+// writeConflist writes the conflist for the container runtime, last of all, because pods can start as soon as it exists.
 func (a *agent) writeConflist(why cause) {
 	if a.config.ConfDir == "" {
 		return
@@ -366,7 +362,7 @@ func (a *agent) writeConflist(why cause) {
 	}
 }
 
-// publish() updates the status file and the metrics. The result "again" is the time at which the caller must call publish() again.
+// publish updates the status file and the metrics. The caller must call it again at the returned time.
 func (a *agent) publish() (again time.Time) {
 	heard, failure := a.nodes.watched()
 	if failure != "" {
@@ -394,7 +390,7 @@ func (a *agent) publish() (again time.Time) {
 	}
 	again, err := a.file.write(s, time.Now())
 	if err != nil {
-		a.log.Error("the status cannot be written", "error", err)
+		a.log.Error("could not write the status file, so 'podlace-node status' is out of date; retrying", "error", err)
 	}
 	return earlier(earlier(again, time.Now().Add(a.times.poll)), a.nextSync)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestStart checks that the agent installs plugins, routes, node.json and conflist. The agent cannot add routes to the node behind the
-// router. The agent must report the missing routes, but must still become ready.
+// TestStart installs plugins, routes, node.json and conflist. Routes to the node behind the router are impossible: the agent reports them
+// missing and still becomes ready.
 func TestStart(t *testing.T) {
 	l := newLab(t).ready()
 	if got := l.routes(); !slices.Equal(got, full(2, 3)) {
@@ -44,7 +44,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestLife adds nodes, deletes nodes, and changes their addresses and podCIDRs. After each change, the agent's routes must be correct.
+// TestLife adds, changes and deletes nodes, and compares the routes after each step.
 func TestLife(t *testing.T) {
 	l := newLab(t).ready()
 	l.api.put(l.peer(4))
@@ -68,8 +68,7 @@ func TestLife(t *testing.T) {
 	l.has([]string{"10.244.55.0/24", "10.244.77.0/24 192.0.2.254", "fd00:10:244:2::/64 2001:db8::2"})
 }
 
-// TestOwnNode checks that the agent changes nothing and reports the reason while its own Node object has no podCIDR. If its own Node object
-// is deleted, the agent must also change nothing.
+// TestOwnNode: without a podCIDR of its own, or after its Node object was deleted, the agent changes nothing and says why.
 func TestOwnNode(t *testing.T) {
 	l := newLab(t)
 	own := l.peer(1)
@@ -97,8 +96,8 @@ func TestOwnNode(t *testing.T) {
 	l.await("no problem of the own node", func() bool { return !l.says("own node") })
 }
 
-// TestSuspiciousList: the list of nodes lacks the nodes of more than half of the agent's routes. The agent must delete these routes only if
-// the list stays the same for a while. After a restart, the agent must compare the list with the routes in the kernel.
+// TestSuspiciousList: the list lacks the nodes of more than half of the routes. These are deleted only if it stays so for a while, which
+// also holds after a restart.
 func TestSuspiciousList(t *testing.T) {
 	l := newLab(t)
 	for i := 4; i <= 8; i++ {
@@ -124,7 +123,7 @@ func TestSuspiciousList(t *testing.T) {
 	l.await("no suspicion", func() bool { return !l.says("have no node") })
 }
 
-// TestEmptyList checks that the agent changes nothing if the API server returns an empty list of nodes.
+// TestEmptyList: an empty list of nodes changes nothing.
 func TestEmptyList(t *testing.T) {
 	l := newLab(t).ready()
 	l.times.trustDelay = 0
@@ -139,8 +138,8 @@ func TestEmptyList(t *testing.T) {
 	}
 }
 
-// TestAPIAway: the API server is unreachable when the agent starts. The agent must report the problem and change nothing. When the API
-// server is reachable again, the agent must apply the changes of the cluster.
+// TestAPIAway: the API server is unreachable at the start, which the agent reports without changing anything. Once it answers, the
+// cluster's changes are applied.
 func TestAPIAway(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -162,7 +161,7 @@ func TestAPIAway(t *testing.T) {
 	l.api.put(l.peer(4))
 	l.has(full(2, 3, 4))
 	l.await("no word of the API server", func() bool { return !l.says("API server") && l.status().Ready })
-	// If the API server fails after the start, all routes must stay, and the agent must stay ready.
+	// If it fails later, all routes stay and the agent stays ready.
 	l.api.mu.Lock()
 	l.api.Refuse = 503
 	l.api.mu.Unlock()
@@ -173,7 +172,7 @@ func TestAPIAway(t *testing.T) {
 	}
 }
 
-// TestByHand checks that the conflist waits for the agent's node.json where a node.json made by hand lacks the cluster's CIDRs.
+// TestByHand: the conflist waits for the agent's node.json if one made by hand lacks the cluster's CIDRs.
 func TestByHand(t *testing.T) {
 	l := newLab(t)
 	l.api.Refuse = 503
@@ -189,8 +188,7 @@ func TestByHand(t *testing.T) {
 	l.await("the conflist", func() bool { return l.read("net.d/"+conflistName) == testConflist && len(l.node().ClusterCIDRs) > 0 })
 }
 
-// TestBadNodes checks that an invalid Node object affects only the routes to its node. The status must contain the name of the node and the
-// reason.
+// TestBadNodes: an invalid Node object affects only the routes to its node, and the status names the node with the reason.
 func TestBadNodes(t *testing.T) {
 	l := newLab(t)
 	bad := map[string][2][]string{
@@ -227,7 +225,7 @@ func TestBadNodes(t *testing.T) {
 	if l.state(good.Name) != "direct" {
 		t.Errorf("%s: %q", good.Name, l.state(good.Name))
 	}
-	// To limit the length of the log, the agent logs only some of the nodes.
+	// Only some of the nodes are logged, to limit the log.
 	if l.log.count("a node is not reached") != mostLogged || l.log.count(fmt.Sprintf("nodes=%d", len(bad)+1-mostLogged)) != 1 {
 		t.Error("want ten lines about nodes, and one about the others")
 	}
@@ -240,8 +238,7 @@ func TestBadNodes(t *testing.T) {
 	}
 }
 
-// TestFailedRoute checks that the agent retries a route that the kernel refuses. A failed route must delay the first node.json only for a
-// limited time.
+// TestFailedRoute: a route that the kernel refuses is retried, and delays the first node.json only for a limited time.
 func TestFailedRoute(t *testing.T) {
 	l := newLab(t)
 	l.times.firstFileDelay = 2 * time.Second
@@ -263,8 +260,8 @@ func TestFailedRoute(t *testing.T) {
 	}
 }
 
-// TestConfigChanges checks that a changed configuration takes effect immediately, also in a ConfigMap volume, where only a symlink changes.
-// An invalid configuration must have no effect.
+// TestConfigChanges: a changed configuration takes effect at once, also in a ConfigMap volume, where only a symlink changes. An invalid one
+// has no effect.
 func TestConfigChanges(t *testing.T) {
 	l := newLab(t)
 	l.api.put(nodeObject("n8", []string{"10.244.8.0/24"}, []string{"198.51.100.8"}))
@@ -277,7 +274,7 @@ func TestConfigChanges(t *testing.T) {
 	}
 	l.put("config/config.json", strings.Replace(before, "{", "{\"offLink\": \"fabric\", \"mtu\": 1400, ", 1))
 	l.await("fabric", func() bool { return l.state("n8") == "fabric" && l.node().MTU == 1400 })
-	if l.says("configuration") || l.log.count("is wrong and is ignored") != 1 {
+	if l.says("configuration") || l.log.count("the new configuration is invalid") != 1 {
 		t.Error("the error is told again")
 	}
 	l.put("config/"+conflistName, strings.Replace(testConflist, "1.0.0", "1.1.0", 1))
@@ -289,8 +286,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestLaterConfig changes a configuration key that takes effect only after a restart. The agent must log once that a restart is needed, and
-// the status must contain this advice until the restart. All other keys must take effect immediately.
+// TestLaterConfig changes a key that needs a restart, which is logged once and stays in the status until then. All other keys take effect
+// at once.
 func TestLaterConfig(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -318,7 +315,7 @@ func TestLaterConfig(t *testing.T) {
 	}
 }
 
-// TestHeartbeats checks that the agent does not compare the routes when kubelets send the periodic updates of their Node objects.
+// TestHeartbeats: the kubelets' periodic updates of Node objects cause no comparison.
 func TestHeartbeats(t *testing.T) {
 	l := newLab(t).ready()
 	before := l.log.String()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The type cause is the reason why the agent compares the node with the wanted state.
+// cause is why the agent compares the node with the wanted state.
 type cause string
 
 const (
@@ -25,14 +25,13 @@ const (
 	mostCoalescing = 500 * time.Millisecond
 )
 
-// collectWindow returns the time for which the agent collects causes before the next comparison: four times the duration of the last
-// comparison. Because of this pause, repeated comparisons use at most a fifth of a core. The pause is noticeable only in clusters with
-// thousands of nodes.
+// collectWindow returns how long causes are collected before the next comparison: four times the duration of the last one, so that
+// comparisons use at most a fifth of a core. Only clusters with thousands of nodes notice the pause.
 func collectWindow(comparison time.Duration) time.Duration {
 	return min(max(coalescing, 4*comparison), mostCoalescing)
 }
 
-// An alarm collects causes until the main loop of the agent handles them.
+// alarm collects causes until the main loop handles them.
 type alarm struct {
 	mu     sync.Mutex
 	causes map[cause]bool
@@ -41,7 +40,7 @@ type alarm struct {
 
 func newAlarm() *alarm { return &alarm{causes: map[cause]bool{}, wakeup: make(chan struct{}, 1)} }
 
-// wake() adds a cause. wake() never blocks.
+// wake adds a cause without blocking.
 func (a *alarm) wake(why cause) {
 	a.mu.Lock()
 	a.causes[why] = true
@@ -52,9 +51,8 @@ func (a *alarm) wake(why cause) {
 	}
 }
 
-// wait() waits for a cause until the deadline. After the first cause, wait() collects further causes for the time in the argument "gather",
-// and returns all causes. If all causes may come from other programs, wait() collects causes for the time in "gather" or "pause", whichever
-// is longer. When ctx is done, wait() returns immediately.
+// wait returns the causes that came until the deadline. After the first one it collects more for the time `gather`, or for `pause` if that
+// is longer and all of them may come from other programs. It returns at once when ctx is done.
 func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time.Duration) map[cause]bool {
 	select {
 	case <-ctx.Done():
@@ -83,7 +81,7 @@ func (a *alarm) wait(ctx context.Context, deadline time.Time, gather, pause time
 	return causes
 }
 
-// isContested returns true if each cause is a change in the kernel or a change of a file. Another program may then have caused the alarm.
+// isContested reports whether each cause is a change in the kernel or of a file, which another program may have made.
 func (a *alarm) isContested() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,15 +93,14 @@ func (a *alarm) isContested() bool {
 	return len(a.causes) > 0
 }
 
-// The type contest limits how often the agent repairs a kind of object if another program undoes each repair. The lowest rate is one repair
-// every 30 seconds.
+// contest slows down repairs that another program undoes each time, down to one every 30 seconds.
 type contest struct {
 	last  time.Time
 	count int
 	pause time.Duration // delay before the next repair
 }
 
-// The type contests contains a separate contest for each kind of object, such as route or conflist.
+// contests has one contest for each kind of object, such as route or conflist.
 type contests map[string]*contest
 
 func (c contests) repaired(kind string, now time.Time) (began bool) {
@@ -113,8 +110,7 @@ func (c contests) repaired(kind string, now time.Time) (began bool) {
 	return c[kind].noteRepair(now)
 }
 
-// wait() returns the delay before the next call of step(). One call of step() repairs objects of all kinds, so this delay is the longest
-// delay of all kinds.
+// wait returns the delay before the next step, which repairs all kinds of objects: the longest delay of any kind.
 func (c contests) wait(now time.Time) (pause time.Duration) {
 	for _, one := range c {
 		pause = max(pause, one.wait(now))
@@ -127,7 +123,7 @@ const (
 	longestPause = 30 * time.Second
 )
 
-// noteRepair counts a repair. The result "began" is true for the first repair after which the agent delays the next repair.
+// noteRepair counts a repair. It reports true for the first one after which repairs are delayed.
 func (c *contest) noteRepair(now time.Time) (began bool) {
 	c.wait(now)
 	c.last = now
@@ -139,7 +135,7 @@ func (c *contest) noteRepair(now time.Time) (began bool) {
 	return began
 }
 
-// wait() returns the delay before the next repair of the same kind, or zero if the last repair was long ago.
+// wait returns the delay before the next repair of this kind, or 0 if the last one was long ago.
 func (c *contest) wait(now time.Time) time.Duration {
 	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
 		c.count, c.pause = 0, 0

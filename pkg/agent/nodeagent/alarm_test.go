@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// TestGathering checks that collectWindow returns four times the duration of a comparison, but at least 100 ms and at most 500 ms.
 func TestGathering(t *testing.T) {
 	const ms = time.Millisecond
 	for took, want := range map[time.Duration]time.Duration{0: 100 * ms, 25 * ms: 100 * ms, 60 * ms: 240 * ms, 3 * time.Second: 500 * ms} {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. The agent watches the Node objects
-// of Kubernetes and maintains this node's routes to the pods on other nodes. The agent also writes node.json for the plugins, and installs
-// the plugins and their conflist. The agent writes nothing to Kubernetes and stores no state of its own. The function step() of the agent
-// compares the kernel and the files of the node with the wanted state.
+// Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. It watches Kubernetes' Node
+// objects, maintains this node's routes to pods on other nodes, writes node.json for the plugins, and installs these with their conflist.
+// It writes nothing to Kubernetes and keeps no state of its own: the method step compares the kernel and the node's files with the wanted
+// state.
 package nodeagent
 
 import (
@@ -25,12 +25,10 @@ import (
 	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
-// conflistName is the file name of the conflist, both in the folder of the agent's configuration and in the folder of the container
-// runtime.
+// conflistName is the conflist's file name, in the folder of the agent's configuration and in that of the runtime.
 const conflistName = "10-podlace.conflist"
 
-// The type config is the content of the configuration file, which is the same for all nodes. The JSON names of its fields are the keys in
-// the file.
+// config is the configuration file, which is the same on all nodes.
 type config struct {
 	ClusterCIDRs []netip.Prefix     `json:"clusterCIDRs"`
 	Routes       bool               `json:"routes"` // false: another program connects the nodes, and the agent changes nothing in the kernel
@@ -48,29 +46,26 @@ type config struct {
 	findings []string // keys of the conflist that do not have the effect that they suggest
 }
 
-// equal() reports whether both configurations are the same.
 func (c config) equal(other config) bool { return reflect.DeepEqual(c, other) }
 
-// These constants are the limits for numbers in the configuration.
+// Limits of numbers in the configuration.
 const (
 	minMTU, maxMTU = 576, 65535
 	maxVNI         = 1<<24 - 1
 	maxPort        = 65535
 )
 
-// offLinks returns the valid values of the configuration key offLink.
+// offLinks returns the valid values of the key offLink.
 func offLinks() []noderoutes.OffLink {
 	return []noderoutes.OffLink{noderoutes.OffLinkRefuse, noderoutes.OffLinkVXLAN, noderoutes.OffLinkFabric}
 }
 
-// defaults() returns the configuration with the default values of all keys.
 func defaults() config {
 	return config{Routes: true, OffLink: noderoutes.OffLinkRefuse, VXLAN: noderoutes.VXLAN{VNI: 142, Port: 8472},
 		BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d"}
 }
 
-// readConfig reads the configuration file and the conflist in the same folder. If the configuration is invalid, the error of readConfig
-// contains the file, line and key of each mistake.
+// readConfig reads the configuration file and the conflist beside it. Its error has the file, line and key of each mistake.
 func readConfig(file string) (c config, err error) {
 	data, err := store.ReadFile(file)
 	if err != nil {
@@ -98,8 +93,8 @@ func readConfig(file string) (c config, err error) {
 	return c, nil
 }
 
-// reload() reads the configuration again, and reports whether the agent must apply changes. reload() reports an invalid configuration as a
-// problem and keeps the previous configuration.
+// reload reads the configuration again, and reports whether there are changes to apply. An invalid configuration becomes a problem, and the
+// previous one stays in force.
 func (a *agent) reload() (changed bool) {
 	defer func() {
 		for _, text := range a.config.findings {
@@ -109,7 +104,7 @@ func (a *agent) reload() (changed bool) {
 	c, err := readConfig(a.Config)
 	if err != nil {
 		if a.refusal != err.Error() {
-			a.log.Error("the new configuration is wrong and is ignored", "error", err)
+			a.log.Error("the new configuration is invalid: the previous one stays in use until the file is corrected", "error", err)
 		}
 		a.refusal = err.Error()
 		a.addProblem("configuration", err, "correct the ConfigMap or the file; until then the previous configuration applies", false)
@@ -137,7 +132,7 @@ func (a *agent) reload() (changed bool) {
 	return changed
 }
 
-// parseConfig parses the content of a configuration file. Its error contains all mistakes.
+// parseConfig parses a configuration file. Its error has all mistakes.
 func parseConfig(file string, data []byte) (config, error) {
 	c := defaults()
 	r := &strict.Report{File: file}
@@ -147,7 +142,7 @@ func parseConfig(file string, data []byte) (config, error) {
 	return c, r.Err()
 }
 
-// fields() returns the keys of the configuration file, with functions that store their values in c.
+// fields returns the keys of the configuration file, with functions that store their values in c.
 func (c *config) fields(r *strict.Report) strict.Fields {
 	return strict.Fields{
 		"clusterCIDRs": strict.ListTo(r, &c.ClusterCIDRs, parsePodCIDR),
@@ -190,8 +185,8 @@ func parseCIDR(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parsePodCIDR refuses CIDRs with addresses that pods cannot have. If such a CIDR were accepted, the key useClusterCidr would disable
-// masquerading for connections that need it.
+// parsePodCIDR refuses CIDRs with addresses that pods cannot have: useClusterCidr would otherwise exempt connections from the masquerading
+// that they need.
 func parsePodCIDR(text string) (netip.Prefix, error) {
 	p, err := parseCIDR(text)
 	if r, ok := noderoutes.ForPods(p); err == nil && !ok {
@@ -200,7 +195,7 @@ func parsePodCIDR(text string) (netip.Prefix, error) {
 	return p, err
 }
 
-// parseFolder refuses a relative path, because users do not know the working directory of the agent.
+// parseFolder refuses a relative path, because users do not know the agent's working directory.
 func parseFolder(path string) (string, error) {
 	if path != "" && (!filepath.IsAbs(path) || path != filepath.Clean(path)) {
 		return "", fmt.Errorf("%+.80q: want an absolute path, or an empty string for none", path)
@@ -216,8 +211,8 @@ func parseURL(text string) (string, error) {
 	return text, nil
 }
 
-// parseProtocol returns the number of a routing protocol. It refuses the protocols of the kernel and of Podlace, because the agent must
-// never take over their routes.
+// parseProtocol returns the number of a routing protocol. It refuses those of the kernel and of Podlace, whose routes must never be taken
+// over.
 func parseProtocol(name string) (int, error) {
 	known := map[string]int{"boot": 3, "static": 4} // /etc/iproute2/rt_protos
 	n, err := known[name], error(nil)
@@ -233,7 +228,7 @@ func parseProtocol(name string) (int, error) {
 	return n, nil
 }
 
-// pluginTypes returns the plugin types in a conflist. Each type is the file name of a plugin binary.
+// pluginTypes returns the plugin types in a conflist, which are the file names of the binaries.
 func pluginTypes(conflist []byte) (types []string, err error) {
 	var list struct {
 		Name    string `json:"name"`
@@ -251,5 +246,4 @@ func pluginTypes(conflist []byte) (types []string, err error) {
 	return types, nil
 }
 
-// errNoConflist is the error for an invalid conflist. errNoConflist contains an example of a valid conflist.
 var errNoConflist = errors.New(`want a CNI configuration such as {"cniVersion": "1.0.0", "name": "podlace", "plugins": [{"type": "podlace-pod"}]}`)

@@ -35,8 +35,7 @@ func TestConfig(t *testing.T) {
 
 var column = regexp.MustCompile(`(?m)^(c:\d+):\d+`)
 
-// TestConfigRefused checks that the error for an invalid configuration contains the file, the line, the key and the valid values. The error
-// must contain all mistakes of the configuration, and not only the first mistake.
+// TestConfigRefused: the error has the file, line, key and valid values of every mistake, not only of the first.
 func TestConfigRefused(t *testing.T) {
 	for text, says := range map[string]string{
 		"{\n\n\"offlink\": \"vxlan\"}":                       "c:3: offlink: unknown key; did you mean offLink?",
@@ -92,7 +91,7 @@ func TestConfigRefused(t *testing.T) {
 	}
 }
 
-// TestConflistBeside checks that readConfig also reads the conflist in the same folder, unless confDir is empty.
+// TestConflistBeside: the conflist in the same folder is read, unless confDir is empty.
 func TestConflistBeside(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "config.json")
@@ -130,7 +129,7 @@ func TestConflistBeside(t *testing.T) {
 	}
 }
 
-// FuzzConfig checks that parseConfig returns either a usable configuration, or an error that begins with the name of the file.
+// FuzzConfig: parseConfig returns a usable configuration, or an error that begins with the file's name.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"vxlan": {"vni": 7}, "adopt": ["boot"], "clusterCIDRs": ["10.0.0.0/8"]}`))
 	f.Add([]byte(`{"vxlan": {"vni": {}}}`))

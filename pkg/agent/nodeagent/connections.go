@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The type connections contains the open connections to the API server. If the node loses the source address of a connection, HTTP/2
-// detects the broken connection only after 45 s. During the 45 s, the agent would not learn about the node's new address.
+// connections holds the open connections to the API server. If the node loses a connection's source address, HTTP/2 notices only after 45
+// s, in which the agent would not learn the node's new address.
 type connections struct {
 	dialer net.Dialer
 
@@ -20,22 +20,21 @@ type connections struct {
 	restart context.CancelFunc // cancels the watch that keep runs
 }
 
-// The type connection is one open connection to the API server. Either the HTTP client or prune() closes it.
+// connection is one open connection. Either the HTTP client or prune closes it.
 type connection struct {
 	net.Conn
 	of *connections
 }
 
-// dialTimeout is the maximum time to establish a connection to the API server. dialTimeout is short, because a dial can hang while the node
-// has no address. The kernel then uses the address of the pods' bridge as the source address, and the replies are lost.
+// dialTimeout is short, because a dial can hang while the node has no address: the kernel then picks the address of the pods' bridge as the
+// source, and the replies are lost.
 const dialTimeout = 5 * time.Second
 
 func newConnections() *connections {
 	return &connections{dialer: net.Dialer{Timeout: dialTimeout}, open: map[*connection]struct{}{}}
 }
 
-// dial() opens a connection to the API server and adds the connection to the open connections. A rest.Config uses dial() for its
-// connections.
+// dial opens a connection for a rest.Config and keeps track of it.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := c.dialer.DialContext(ctx, network, address)
 	if err != nil {
@@ -48,7 +47,7 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	return tracked, nil
 }
 
-// Close closes the connection and removes it from the open connections.
+// Close closes the connection and forgets it.
 func (c *connection) Close() error {
 	c.of.mu.Lock()
 	delete(c.of.open, c)
@@ -56,8 +55,7 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// keep() runs a watch until ctx is done. If prune() closes the connection of the watch, keep() immediately starts a new watch. The old
-// watch would retry only after a delay.
+// keep runs a watch until ctx is done. It restarts one whose connection prune closed, because the old watch would retry only after a delay.
 func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	for ctx.Err() == nil {
 		inner, stop := context.WithCancel(ctx)
@@ -69,7 +67,7 @@ func (c *connections) keep(ctx context.Context, watch func(context.Context)) {
 	}
 }
 
-// prune() closes each connection whose source address the node has lost, and returns the number of closed connections.
+// prune closes each connection whose source address the node has lost, and returns their number.
 func (c *connections) prune() (closed int) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {

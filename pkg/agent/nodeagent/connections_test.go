@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestPrune checks that prune() closes only connections whose source address the node has lost. After prune() has closed the connection of
-// the watch, the watch must restart.
+// TestPrune: only connections whose source address is lost are closed, and the watch restarts if its own was among them.
 func TestPrune(t *testing.T) {
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "prune0"}}
 	kerneltest.Must(t, netlink.LinkAdd(link), netlink.LinkSetUp(link))

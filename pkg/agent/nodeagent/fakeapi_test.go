@@ -26,8 +26,7 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// fakeAPI is a fake API server that serves Node objects. Like a real API server, fakeAPI supports lists, streamed lists and watches over
-// HTTP/2 in protobuf.
+// fakeAPI serves Node objects like an API server: lists, streamed lists and watches over HTTP/2 in protobuf.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -44,7 +43,6 @@ type fakeAPI struct {
 	GoneOnce bool // the next watch ends with 410
 }
 
-// newFakeAPI starts a fake API server that runs until the test ends.
 func newFakeAPI(t testing.TB) *fakeAPI {
 	f := &fakeAPI{t: t, version: 100, nodes: map[string]*corev1.Node{}, watchers: map[chan kwatch.Event]bool{}}
 	f.server = httptest.NewUnstartedServer(f)
@@ -55,8 +53,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return f
 }
 
-// kubeconfig() writes a kubeconfig for the given URL of the fake API server and returns the path of the file. Each test uses a different
-// server name, because client-go shares transports between clients with the same configuration.
+// kubeconfig writes a kubeconfig for a URL of the fake API server and returns its path. Each test uses its own server name, because
+// client-go shares transports between equal configurations.
 func (f *fakeAPI) kubeconfig(url string) string {
 	path := filepath.Join(f.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}],
@@ -68,7 +66,6 @@ func (f *fakeAPI) kubeconfig(url string) string {
 	return path
 }
 
-// nodeObject returns a Node object.
 func nodeObject(name string, podCIDRs, addresses []string) *corev1.Node {
 	n := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 	n.Name, n.UID, n.CreationTimestamp = name, types.UID("uid-"+name), metav1.Unix(1_000_000, 0)
@@ -80,7 +77,7 @@ func nodeObject(name string, podCIDRs, addresses []string) *corev1.Node {
 	return n
 }
 
-// put() creates or changes a Node object and sends the event.
+// put creates or changes a Node object and sends the event.
 func (f *fakeAPI) put(n *corev1.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,8 +91,7 @@ func (f *fakeAPI) put(n *corev1.Node) {
 	f.send(kwatch.Event{Type: kind, Object: n.DeepCopy()})
 }
 
-// remove() deletes a node. If "quiet" is true, the fake API server sends no event, as if the node were deleted during an interruption of
-// the watch.
+// remove deletes a node. With quiet it sends no event, as if that happened while the watch was interrupted.
 func (f *fakeAPI) remove(name string, quiet bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -114,14 +110,14 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// emit() sends an event to all watches without changing the nodes of the fake API server.
+// emit sends an event to all watches and leaves the stored nodes unchanged.
 func (f *fakeAPI) emit(e kwatch.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.send(e)
 }
 
-// hangUp() ends all watches of the clients. If "gone" is true, hangUp() first sends status 410.
+// hangUp ends all watches, with status 410 if gone.
 func (f *fakeAPI) hangUp(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -141,7 +137,7 @@ func status(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// countRequests returns how many requests have a query that contains the given text.
+// countRequests returns how many requests had a query with the given text.
 func (f *fakeAPI) countRequests(part string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,7 +149,7 @@ func (f *fakeAPI) countRequests(part string) (n int) {
 	return n
 }
 
-// codec() returns the serializer for a media type that the client accepts.
+// codec returns the serializer for a media type that the client accepts.
 func codec(r *http.Request) runtime.SerializerInfo {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
@@ -168,7 +164,7 @@ func codec(r *http.Request) runtime.SerializerInfo {
 	return info
 }
 
-// ServeHTTP handles list and watch requests for nodes.
+// ServeHTTP serves lists and watches of nodes.
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	f.mu.Lock()
@@ -194,7 +190,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// list() sends one page of the list of nodes.
+// list sends one page of the list of nodes.
 func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	f.mu.Lock()
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
@@ -224,7 +220,6 @@ func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, info runtime.Seri
 	_, _ = io.WriteString(w, text.String())
 }
 
-// sortedNames returns the sorted names of all nodes.
 func (f *fakeAPI) sortedNames() (names []string) {
 	for name := range f.nodes {
 		names = append(names, name)
@@ -233,7 +228,7 @@ func (f *fakeAPI) sortedNames() (names []string) {
 	return names
 }
 
-// watch() streams events about nodes to a client. If the client requests initial events, watch() first sends all nodes and a bookmark.
+// watch streams events to a client. If the client wants initial events, all nodes and a bookmark come first.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -294,7 +289,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// bookmark() returns a bookmark event. If "last" is true, the bookmark means the end of the initial events.
+// bookmark returns a bookmark event, which ends the initial events if last.
 func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	b := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
 	b.ResourceVersion = fmt.Sprint(f.version)
@@ -304,7 +299,7 @@ func (f *fakeAPI) bookmark(last bool) kwatch.Event {
 	return kwatch.Event{Type: kwatch.Bookmark, Object: b}
 }
 
-// await() waits until a condition is true. await() fails the test after a minute, which is long enough even for a busy machine.
+// await waits for a condition. It fails the test after a minute, which suffices on a busy machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

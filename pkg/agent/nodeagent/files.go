@@ -21,16 +21,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The type program is a binary that the agent installs. On the nodes of a cluster, the binaries have names with the prefix podlace-.
-// Linux distributions and other networks install files with the names of the reference plugins. Without the prefix, their updates would
-// overwrite Podlace's binaries.
+// program is a binary that the agent installs. In a cluster its name has the prefix podlace-, because updates of distributions and other
+// networks would overwrite files with the names of the reference plugins.
 type program struct {
 	from, to string
 	missing  bool // installed only if no file has its name
 }
 
-// programs() returns the programs in the order of installation. The agent installs the first plugin of a chain after the other plugins of
-// the chain.
+// programs returns the programs in the order of installation. The first plugin of a chain comes after the others.
 func programs() []program {
 	return []program{
 		{from: "loopback", to: "loopback", missing: true},
@@ -43,11 +41,10 @@ func programs() []program {
 	}
 }
 
-// binaryMode is the file mode of every installed program.
 const binaryMode = 0o755
 
-// The type binaries installs programs from one folder into another folder. The type also stores which installed programs were equal to
-// their source files. The agent compares the content again only after one of the two files has changed.
+// binaries installs programs from one folder into another. It remembers which installed files were equal to their source, and compares
+// again only after one of the two changed.
 type binaries struct {
 	from, to string
 	equal    map[string][2]fs.FileInfo
@@ -57,8 +54,7 @@ func newBinaries(from, to string) binaries {
 	return binaries{from: from, to: to, equal: map[string][2]fs.FileInfo{}}
 }
 
-// install() installs missing programs, and atomically replaces installed programs that differ from their source. install() returns the
-// paths of the installed programs.
+// install installs missing programs, atomically replaces those that differ from their source, and returns the paths it wrote.
 func (b *binaries) install() (replaced []string, err error) {
 	target, err := store.Make(b.to, binaryMode)
 	if err != nil {
@@ -89,7 +85,7 @@ func (b *binaries) install() (replaced []string, err error) {
 	return replaced, nil
 }
 
-// inPlace reports whether the installed program has the same content as the source.
+// inPlace reports whether the installed program has the same content as its source.
 func (b *binaries) inPlace(p program, source fs.FileInfo) bool {
 	path := filepath.Join(b.to, p.to)
 	target, err := os.Lstat(path)
@@ -150,7 +146,7 @@ func missingPlugins(conflist []byte, dir string) (missing []string) {
 	return missing
 }
 
-// removePrograms deletes the installed programs. removePrograms keeps the program loopback, because another program may have installed it.
+// removePrograms deletes the installed programs except loopback, which another program may have installed.
 func removePrograms(dir string) (done []string, err error) {
 	d, err := store.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -173,7 +169,7 @@ func removePrograms(dir string) (done []string, err error) {
 	return done, nil
 }
 
-// writeConflist writes the conflist if the file is missing or has another content.
+// writeConflist writes the conflist if it is missing or differs.
 func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	d, err := store.Make(dir, 0o755)
 	if err != nil {
@@ -189,15 +185,14 @@ func writeConflist(dir string, conflist []byte) (changed bool, err error) {
 	return true, d.Rename(newName, conflistName)
 }
 
-// newName is the temporary file name of the conflist while the agent writes it. The temporary name does not end in .conflist: runtimes read
-// every file with this ending, even hidden or incomplete files.
+// newName is the conflist's name while it is written. It does not end in .conflist, because runtimes read every such file, even hidden or
+// incomplete ones.
 const newName = conflistName + ".podlace-new"
 
-// The constant backup is the suffix that takeOver adds to the file name of a configuration.
+// backup is the suffix that takeOver adds to a configuration's file name.
 const backup = ".podlace-bak"
 
-// shadowing() returns the names of configurations that prevent the runtime from using the agent's conflist. A runtime uses only the
-// configuration whose file name is the first in sorted order.
+// shadowing returns the configurations that keep the runtime from using the agent's conflist: those that sort before it.
 func shadowing(dir string) (names []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {
@@ -209,7 +204,7 @@ func shadowing(dir string) (names []string, err error) {
 	return names, fault.Ignore(err, fs.ErrNotExist)
 }
 
-// takeOver renames the configurations of other networks so that no runtime reads them.
+// takeOver renames other networks' configurations so that no runtime reads them.
 func takeOver(dir string, names []string) error {
 	d, err := store.Open(dir)
 	if err != nil {
@@ -222,9 +217,8 @@ func takeOver(dir string, names []string) error {
 	return err
 }
 
-// undoTakeOver restores the configurations that takeOver renamed. undoTakeOver does not restore a configuration if a file with the original
-// name exists again. undoTakeOver also does not restore a configuration whose plugins are missing, because the runtime could then not
-// delete pods.
+// undoTakeOver undoes the renames of takeOver. It skips a configuration whose original name exists again, and one whose plugins are
+// missing, because the runtime could then not delete pods.
 func undoTakeOver(dir, binDir string) (done []string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -247,7 +241,7 @@ func undoTakeOver(dir, binDir string) (done []string, err error) {
 	return done, nil
 }
 
-// openFolder opens a folder of configurations and returns the sorted names of its files. The result d is nil if the folder is missing.
+// openFolder opens a folder of configurations and returns its sorted file names. d is nil if the folder is missing.
 func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	d, err = store.Open(dir)
 	if err != nil {
@@ -261,8 +255,7 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// nextConfig returns the name of the configuration that a runtime uses after the conflist of Podlace is removed. Without a configuration of
-// another pod network, nextConfig returns "".
+// nextConfig returns the configuration that a runtime uses once Podlace's conflist is gone, or "" if no other pod network has one.
 func nextConfig(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
@@ -289,7 +282,7 @@ func nextConfig(dir string) (name string, err error) {
 	return "", nil
 }
 
-// removeConflist removes the conflist of Podlace and its temporary file, and reports whether the conflist existed.
+// removeConflist removes Podlace's conflist with its temporary file, and reports whether the conflist existed.
 func removeConflist(dir string) (removed bool, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {

@@ -20,8 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// blockNexthop simulates another program: it adds a nexthop object with the ID that the agent needs for a node. The returned function
-// deletes the nexthop object.
+// blockNexthop adds, as another program would, a nexthop object with the ID that the agent needs for a node. free deletes it.
 func (l *lab) blockNexthop(name string) (free func()) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -36,8 +35,7 @@ func (l *lab) blockNexthop(name string) (free func()) {
 	return func() { kerneltest.Must(l, host.DelNexthop(other.ID)) }
 }
 
-// TestKernelEvents checks that the agent restores routes after kernel events, without an event of the API server. To cause kernel events,
-// the test deletes routes and sets the link down.
+// TestKernelEvents deletes routes and sets the link down: the agent restores them without an event of the API server.
 func TestKernelEvents(t *testing.T) {
 	l := newLab(t).ready()
 	link, err := netlink.LinkByName("up0")
@@ -69,8 +67,7 @@ func TestKernelEvents(t *testing.T) {
 	}
 }
 
-// TestForeignDaemon: another program repeatedly deletes the agent's routes. The agent must restore the routes less and less often, and must
-// log only once that another program deletes them.
+// TestForeignDaemon: another program keeps deleting the agent's routes. They are restored less and less often, and the log says so once.
 func TestForeignDaemon(t *testing.T) {
 	l := newLab(t).ready()
 	remove := func() {
@@ -104,8 +101,7 @@ func TestForeignDaemon(t *testing.T) {
 	}
 }
 
-// TestForeignRoute checks that the agent keeps and reports a conflicting route of another program. The agent must replace the route when
-// the configuration key "adopt" contains the protocol of the route.
+// TestForeignRoute: another program's conflicting route is kept and reported, or replaced if the key adopt has its protocol.
 func TestForeignRoute(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -122,7 +118,6 @@ func TestForeignRoute(t *testing.T) {
 	l.await("no conflict", func() bool { return l.state("n2") == "direct" })
 }
 
-// TestNoDefaultRoute checks that the agent works on a node without a default route.
 func TestNoDefaultRoute(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, netlink.RouteDel(&netlink.Route{Gw: []byte{192, 0, 2, 254}}))
@@ -133,7 +128,7 @@ func TestNoDefaultRoute(t *testing.T) {
 	}
 }
 
-// TestRestartWritesNothing checks that a restarted agent changes nothing if the kernel and the files are already in the wanted state.
+// TestRestartWritesNothing: if kernel and files are in the wanted state, a restarted agent changes nothing.
 func TestRestartWritesNothing(t *testing.T) {
 	l := newLab(t).ready()
 	l.await("the status is that of the last step", func() bool { return len(l.status().Peers) == 5 && l.status().Ready })
@@ -152,7 +147,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	l.await("the monitor sees changes", func() bool { return len(changes()) > 4 })
 }
 
-// monitor() watches the kernel and folders. The returned function returns the changes since the call of monitor().
+// monitor watches the kernel and folders. The returned function returns the changes since then.
 func (l *lab) monitor(folders ...string) func() []string {
 	l.Helper()
 	changes, stop, err := kerneltest.Monitor(folders...)
@@ -161,7 +156,7 @@ func (l *lab) monitor(folders ...string) func() []string {
 	return changes
 }
 
-// TestFileEvents checks that the agent restores the plugins, the conflist and node.json after another program has removed or changed them.
+// TestFileEvents: plugins, conflist and node.json are restored after another program removed or changed them.
 func TestFileEvents(t *testing.T) {
 	l := newLab(t).ready()
 	bridge, conflist, node := filepath.Join(l.dir, "bin/podlace-bridge"), filepath.Join(l.dir, "net.d", conflistName), store.Root+"/node.json"

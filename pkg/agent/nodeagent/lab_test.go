@@ -29,7 +29,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// agentEnv is the name of an environment variable. If the variable is set, the test binary runs as podlace-node.
+// agentEnv, if set, makes the test binary run as podlace-node.
 const agentEnv = "PODLACE_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -45,8 +45,7 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// The type lab is node n1 of a test cluster, in the namespace of the test. The nodes n2 and n3 are on the same link. The node n9 is in
-// another subnet behind a router.
+// lab is node n1 of a test cluster, in the namespace of the test. n2 and n3 are on the same link; n9 is in another subnet behind a router.
 type lab struct {
 	*testing.T
 	options
@@ -59,7 +58,7 @@ type lab struct {
 
 const labConfig = `{"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], "binDir": "%[1]s/bin", "confDir": "%[1]s/net.d"}`
 
-// newLab returns a lab without a running agent. The argument "extra" contains additional keys of the configuration.
+// newLab returns a lab without a running agent; extra holds more keys of the configuration.
 func newLab(t *testing.T, extra ...string) *lab {
 	t.Helper()
 	dir := t.TempDir()
@@ -90,20 +89,19 @@ func newLab(t *testing.T, extra ...string) *lab {
 	return l
 }
 
-// peer() returns the Node object of the node with the number i on the link of the lab.
+// peer returns the Node object of node i on the lab's link.
 func (l *lab) peer(i int) *corev1.Node {
 	return nodeObject(fmt.Sprint("n", i), []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%x::/64", i)},
 		[]string{fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%x", i)})
 }
 
-// wire() connects the node to the test network with the link up0.
+// wire connects the node to the test network with the link up0.
 func (l *lab) wire() {
 	l.Helper()
 	host, err := kernel.Host()
 	kerneltest.Must(l, err)
 	defer host.Close()
-	// The test switches duplicate address detection off. Otherwise, link-local addresses would be tentative for a second, and the state could
-	// change after the test has read it.
+	// With duplicate address detection, link-local addresses are tentative for a second, so the state could change after it was read.
 	kerneltest.Must(l, host.Set(kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	peer, err := os.Open(l.lan.Path)
 	kerneltest.Must(l, err)
@@ -128,8 +126,8 @@ func (l *lab) wire() {
 	l.defaultRoute()
 }
 
-// defaultRoute() adds a default route through the router. The test calls defaultRoute() again after a link failure, because the kernel
-// deletes the default route when the link goes down.
+// defaultRoute adds a default route through the router. It is called again after a link failure, because the kernel deletes the route with
+// the link.
 func (l *lab) defaultRoute() {
 	l.Helper()
 	link, err := netlink.LinkByName("up0")
@@ -148,7 +146,7 @@ func (l *lab) read(name string) string {
 	return string(data)
 }
 
-// start() runs the agent in the test process until the test calls l.stop().
+// start runs the agent in the test process until l.stop is called.
 func (l *lab) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -162,7 +160,6 @@ func (l *lab) start() {
 	}
 }
 
-// ready() starts the agent and waits until the agent is ready.
 func (l *lab) ready() *lab {
 	l.Helper()
 	l.start()
@@ -175,14 +172,13 @@ func (l *lab) await(what string, so func() bool) {
 	await(l.T, what, so)
 }
 
-// status() returns the last status that the agent wrote.
 func (l *lab) status() (s Status) {
 	data, _ := os.ReadFile(filepath.Join(store.Root, statusName))
 	_ = json.Unmarshal(data, &s)
 	return s
 }
 
-// state() returns the state of the routes to a peer's first podCIDR, and the reason of this state.
+// state returns the state of the routes to a peer's first podCIDR, with the reason.
 func (l *lab) state(name string) string {
 	for _, p := range l.status().Peers {
 		if p.Name == name {
@@ -192,15 +188,15 @@ func (l *lab) state(name string) string {
 	return ""
 }
 
-// says() reports whether the status file contains a problem with all the given texts.
+// says reports whether the status has a problem with all the given texts.
 func (l *lab) says(parts ...string) bool {
 	return slices.ContainsFunc(l.status().Problems, func(p Problem) bool {
 		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(p.What+" "+p.Why+" "+p.Do, part) })
 	})
 }
 
-// routes() returns the agent's routes in the kernel, each as destination and gateway, such as "10.244.2.0/24 192.0.2.2". The text of an
-// unreachable route contains no gateway.
+// routes returns the agent's routes in the kernel as destination and gateway, such as "10.244.2.0/24 192.0.2.2". Unreachable routes have no
+// gateway.
 func (l *lab) routes() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -221,8 +217,7 @@ func (l *lab) routes() (list []string) {
 	return list
 }
 
-// full() returns the expected routes of node n1. The list contains the routes for the pods of n1, and direct routes to the nodes with the
-// given numbers.
+// full returns the expected routes of n1: those for its own pods, and direct ones to the nodes with the given numbers.
 func full(ids ...int) (list []string) {
 	list = append(list, "10.244.1.0/24", "fd00:10:244:1::/64")
 	for _, id := range ids {
@@ -232,7 +227,7 @@ func full(ids ...int) (list []string) {
 	return list
 }
 
-// has() waits until the agent's routes in the kernel are exactly the wanted routes.
+// has waits until the agent's routes in the kernel are exactly those in want.
 func (l *lab) has(want []string) {
 	l.Helper()
 	var got []string
@@ -244,7 +239,6 @@ func (l *lab) has(want []string) {
 	l.Fatalf("routes %q, want %q", got, want)
 }
 
-// node() returns the content of node.json.
 func (l *lab) node() (n nodefile.Node) {
 	if _, n, err := nodefile.Read(); err == nil {
 		return n

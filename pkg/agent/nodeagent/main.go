@@ -21,33 +21,32 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// These constants are default values of flags.
+// Default values of flags.
 const (
 	defaultConfig  = "/etc/podlace-node/config.json"
 	defaultPlugins = "/plugins"
 	defaultHTTP    = "127.0.0.1:9810"
 )
 
-// memoryLimit is the soft memory limit of the Go runtime in bytes. The environment variable GOMEMLIMIT overrides it. The agent needs 20 MiB
-// in a cluster with 5,000 nodes.
+// memoryLimit is the Go runtime's soft memory limit in bytes, which GOMEMLIMIT overrides. With 5,000 nodes the agent needs 20 MiB.
 const memoryLimit = 48 << 20
 
-// readyTimeout is the maximum time that "podlace-node run --ready" waits for the reply of the running agent.
+// readyTimeout is how long "podlace-node run --ready" waits for the running agent's reply.
 const readyTimeout = 5 * time.Second
 
-// The type exitError is an error that ends the program without a message. The value of an exitError is the exit status.
+// exitError is an exit status that ends the program without a message.
 type exitError int
 
-// Error returns the exit status as text.
+// Error implements error.
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// The type command contains the data that all subcommands share.
+// command holds what all subcommands share.
 type command struct {
 	stdout, stderr io.Writer
 	level          slog.Level
 }
 
-// Main runs podlace-node with command line arguments and returns the exit status. The exit status is 2 if the command could not run.
+// Main runs podlace-node with command line arguments and returns the exit status, which is 2 if the command could not run.
 func Main(args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = plugin.PlainWriter(stdout), plugin.PlainWriter(stderr)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -166,7 +165,7 @@ running pods need stays until they are deleted; --wait waits for that. State of 
 	return cmd
 }
 
-// flagOr returns the value of a flag, or the argument "other" if the user has not set the flag.
+// flagOr returns the value of a flag, or `other` if the user has not set it.
 func flagOr(cmd *cobra.Command, name, other string) string {
 	if f := cmd.Flags().Lookup(name); f.Changed {
 		return f.Value.String()

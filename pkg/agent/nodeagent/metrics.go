@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The type metrics contains the metrics of the agent for Prometheus. No metric has a label with the name of a peer. With such a label, the
-// agents of a cluster with 5,000 nodes would have 25 million series in total.
+// metrics holds the agent's Prometheus metrics. None has a peer's name as a label: in a cluster of 5,000 nodes that would make 25 million
+// series in total.
 type metrics struct {
 	registry *prometheus.Registry
 	sync     prometheus.Histogram
@@ -33,7 +33,7 @@ type metrics struct {
 	stale  bool         // the configuration in the file is rejected
 }
 
-// newMetrics returns the metrics of the agent. newMetrics also registers the metrics of pods in the same registry.
+// newMetrics returns the agent's metrics. It registers those of pods in the same registry.
 func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	buckets := []float64{.01, .025, .05, .1, .2, .3, .5, 1, 2, 5, 10, 30}
 	m := &metrics{
@@ -59,17 +59,17 @@ func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	return m
 }
 
-// statusGauges is a Prometheus collector. At each scrape, statusGauges computes gauges from the status of the agent.
+// statusGauges computes gauges from the agent's status at each scrape.
 type statusGauges struct{ *metrics }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("podlace_node_"+name, help, labels, nil)
 }
 
-// Describe sends nothing, because each value that Collect sends contains its description.
+// Describe sends nothing, because each value of Collect has its description.
 func (statusGauges) Describe(chan<- *prometheus.Desc) {}
 
-// Collect computes the gauges from the status and sends them to Prometheus.
+// Collect implements prometheus.Collector.
 func (g statusGauges) Collect(to chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -103,22 +103,22 @@ func one(yes bool) float64 {
 	return 0
 }
 
-// set() stores the agent's status, from which the gauges are computed.
+// set stores the status for the gauges.
 func (m *metrics) set(s Status, held, stale bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status, m.held, m.stale = s, held, stale
 }
 
-// setRoutes stores the number of routes in the kernel for each address family. The map key is true for IPv4 and false for IPv6.
+// setRoutes stores the number of routes in the kernel by family; the key is true for IPv4.
 func (m *metrics) setRoutes(routes map[bool]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routes = routes
 }
 
-// noteSync updates the metrics after a comparison. The argument "began" is the start of the comparison. The comparison may have handled
-// events of the API server. The argument "since" is the time of the first of these events, or zero.
+// noteSync updates the metrics after a comparison that began at began. since is the time of the first event of the API server that it
+// handled, or zero.
 func (m *metrics) noteSync(began, since time.Time) {
 	m.sync.Observe(time.Since(began).Seconds())
 	m.last.SetToCurrentTime()
@@ -127,9 +127,9 @@ func (m *metrics) noteSync(began, since time.Time) {
 	}
 }
 
-// ready() returns nil if pods can start on this node, or an error with the reasons if they cannot. The agent stays ready if only single
-// peers have problems. After the first comparison, the agent also stays ready if the API server is unreachable. Otherwise, all agents would
-// become unready at the same time. A rolling update would then replace all agents at the same time.
+// ready returns nil if pods can start on this node, or an error with the reasons. Problems of single peers do not count, and neither does
+// an unreachable API server after the first comparison: otherwise all agents would become unready together, and a rolling update would
+// replace them all at once.
 func (m *metrics) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

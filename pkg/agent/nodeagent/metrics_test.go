@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// scrape() returns the metrics as text, and as a map from series to value. A series is the name of a metric with its labels.
+// scrape returns the metrics as text, and as a map from series (name with labels) to value.
 func (l *lab) scrape() (text string, series map[string]float64) {
 	l.Helper()
 	path := strings.TrimPrefix(l.HTTP, "unix:")
@@ -52,7 +52,6 @@ func (l *lab) scrape() (text string, series map[string]float64) {
 	return string(body), series
 }
 
-// awaitMetrics waits until the given series have the wanted values.
 func (l *lab) awaitMetrics(when string, want map[string]float64) {
 	l.Helper()
 	var differs []string
@@ -71,7 +70,7 @@ func (l *lab) awaitMetrics(when string, want map[string]float64) {
 	l.Fatalf("%s: %s", when, strings.Join(differs, "; "))
 }
 
-// TestMetrics checks the value of each metric after events that must change it.
+// TestMetrics compares each metric with its expected value after events that must change it.
 func TestMetrics(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"
@@ -92,7 +91,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%v changes of kind %s, want %v", got, kind, want)
 		}
 	}
-	// The metric watch_age_seconds grows without events, and an event resets it.
+	// watch_age_seconds grows without events, and an event resets it.
 	age := func() float64 { _, series := l.scrape(); return series["watch_age_seconds"] }
 	old := age()
 	l.await("the age grows", func() bool { return age() > old+0.1 })
@@ -138,11 +137,11 @@ func TestMetrics(t *testing.T) {
 	l.awaitMetrics("another network", map[string]float64{"ready": 0})
 }
 
-// shippedConflist is the path of the conflist for clusters, which contains all plugins that have metrics.
+// shippedConflist is the conflist for clusters, which has all plugins with metrics.
 const shippedConflist = "../../../conf/cluster/base/" + conflistName
 
-// TestMetricsNamed compares docs/OPERATING.md and the list in integration/monitoring with the agent's metrics endpoint. The document,
-// the list and the endpoint must contain the same metrics and labels. The names must follow the rules of Prometheus.
+// TestMetricsNamed: docs/OPERATING.md, the list in integration/monitoring and the endpoint have the same metrics and labels, with names as
+// Prometheus wants them.
 func TestMetricsNamed(t *testing.T) {
 	l := newLab(t)
 	l.HTTP = "unix:" + l.dir + "/http"
@@ -183,7 +182,7 @@ func TestMetricsNamed(t *testing.T) {
 	}
 }
 
-// servedMetrics returns one line with name, type and labels for each metric of Podlace in a scrape.
+// servedMetrics returns a line with name, type and labels for each of Podlace's metrics in a scrape.
 func servedMetrics(text string) (lines []string) {
 	kinds := map[string]string{}
 	for _, match := range regexp.MustCompile(`(?m)^# TYPE (podlace_\S+) (\S+)$`).FindAllStringSubmatch(text, -1) {

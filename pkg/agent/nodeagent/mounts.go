@@ -10,11 +10,11 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// deletedRoot is the suffix that the kernel adds to the root of a mount in /proc/self/mountinfo after the mounted folder was removed.
+// deletedRoot is the suffix of a mount's root in /proc/self/mountinfo once the mounted folder was removed.
 const deletedRoot = "//deleted"
 
-// mountRoots returns the root of the mount at each path. The root is the mounted folder's path inside its file system. mountRoots omits
-// paths that are not mount points. If a folder at such a path is removed, the agent can create the folder again.
+// mountRoots returns the root of the mount at each path, which is the mounted folder's path inside its file system. It omits paths that are
+// no mount points: if their folder is removed, the agent can create it again.
 func mountRoots(paths ...string) map[string]string {
 	roots := map[string]string{}
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -38,8 +38,8 @@ func mountRoots(paths ...string) map[string]string {
 
 func (a *agent) folders() []string { return []string{a.config.BinDir, a.config.ConfDir, store.Root} }
 
-// orphaned() returns an error if a mounted folder of the node was removed or moved. After the removal or move, the mount in the container
-// still leads to the old folder, which no other program sees. Only a new container gets a mount of the current folder.
+// orphaned returns an error if a mounted folder of the node was removed or moved. The container's mount then still leads to the old folder,
+// which no other program sees; only a new container gets the current one.
 func (a *agent) orphaned() error {
 	now := mountRoots(a.folders()...)
 	for _, path := range a.folders() {
@@ -52,7 +52,7 @@ func (a *agent) orphaned() error {
 	return nil
 }
 
-// checkOrphans reports a problem for each mounted folder that was removed before this process started.
+// checkOrphans reports each mounted folder that was removed before this process started.
 func (a *agent) checkOrphans() {
 	for _, path := range a.folders() {
 		if strings.HasSuffix(a.roots[path], deletedRoot) {

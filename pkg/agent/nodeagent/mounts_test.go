@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestOrphanedFolder checks that the agent ends with an error if a mounted folder of the node is removed or moved. The error must contain
-// the path of the folder. The next container then mounts the new folder.
+// TestOrphanedFolder: if a mounted folder is removed or moved, the agent ends with an error that names it, so that the next container
+// mounts the new one.
 func TestOrphanedFolder(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{"removed": removeFolder, "moved": func(path string) error { return os.Rename(path, path+".old") }} {
 		t.Run(what, func(t *testing.T) {
@@ -43,8 +43,8 @@ func TestOrphanedFolder(t *testing.T) {
 	}
 }
 
-// removeFolder removes a folder with its files. The agent restores a removed file at once, so the folder may be full again when it is
-// removed itself.
+// removeFolder removes a folder with its files. It repeats that, because the agent restores a removed file at once and the folder may be
+// full again.
 func removeFolder(path string) (err error) {
 	for {
 		if err = os.RemoveAll(path); !errors.Is(err, unix.ENOTEMPTY) {

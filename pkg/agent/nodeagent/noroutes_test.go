@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// without() starts a program that lacks a capability, like a program in a container that drops the capability.
+// without starts a program that lacks a capability, like one in a container that drops it.
 func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	t.Helper()
 	started := make(chan error)
@@ -31,9 +31,8 @@ func without(t *testing.T, capability uintptr, cmd *exec.Cmd) {
 	kerneltest.Must(t, <-started)
 }
 
-// TestWithoutRoutes runs an agent with "routes": false and without CAP_NET_ADMIN. With "routes": false, the agent must become ready and
-// report no problem. The agent must write node.json, the plugins and the conflist, and update node.json after a change of the cluster. The
-// agent must not change any route.
+// TestWithoutRoutes: with "routes": false and without CAP_NET_ADMIN, the agent becomes ready without a problem and changes no route. It
+// writes node.json, the plugins and the conflist, and updates node.json with the cluster.
 func TestWithoutRoutes(t *testing.T) {
 	l := newLab(t, `"routes": false`)
 	cmd := l.agentCommand()

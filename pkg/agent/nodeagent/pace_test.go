@@ -20,8 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// steps() returns an agent whose main loop does not run, so that the test can call its function step(). The returned function list() passes
-// a complete list of nodes to the agent.
+// steps returns an agent whose main loop does not run, for calls of step. list passes it a complete list of nodes.
 func (l *lab) steps() (a *agent, list func(ids ...int)) {
 	l.Helper()
 	c, err := readConfig(l.Config)
@@ -38,9 +37,8 @@ func (l *lab) steps() (a *agent, list func(ids ...int)) {
 
 func because(why cause) map[cause]bool { return map[cause]bool{why: true} }
 
-// mustWait calls a.step() until the agent requests a pause before the next call. mustWait fails the test if each call requests another call
-// immediately, because such a loop would fully use a core. mustWait checks only a lower limit for the pause, because the machine may be
-// slow.
+// mustWait calls a.step until the agent requests a pause, and fails the test if it never does, because such a loop would use up a core. The
+// pause has only a lower limit here, since the machine may be slow.
 func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Helper()
 	for range 20 {
@@ -56,9 +54,8 @@ func (l *lab) mustWait(what string, a *agent, why cause) {
 	l.Errorf("%s: 20 steps without a pause", what)
 }
 
-// TestHeldDeletions: the agent must delete no routes while its own Node object is missing, and must pause between comparisons. When its
-// Node object exists again, the agent must still delay a deletion that affects more than half of its routes. After a restore of etcd, for
-// example, Node objects may return one by one.
+// TestHeldDeletions: while its own Node object is missing, the agent deletes no routes and pauses between comparisons. When the object is
+// back, a deletion of more than half of the routes is still delayed: after a restore of etcd, for example, nodes may return one by one.
 func TestHeldDeletions(t *testing.T) {
 	l := newLab(t)
 	l.times.trustDelay = 200 * time.Millisecond
@@ -85,8 +82,7 @@ func TestHeldDeletions(t *testing.T) {
 	}
 }
 
-// TestSuspicionStands: a list of nodes contains many new nodes, but lacks the old nodes. The agent must not delete the routes to the old
-// nodes, because the list could be from another cluster.
+// TestSuspicionStands: a list with many new nodes lacks the old ones. Their routes stay, because the list could be another cluster's.
 func TestSuspicionStands(t *testing.T) {
 	l := newLab(t)
 	a, list := l.steps()
@@ -105,9 +101,8 @@ func TestSuspicionStands(t *testing.T) {
 	}
 }
 
-// TestHeldExceptions: a suspicious list lacks old nodes, so the agent keeps the routes to these nodes. Meanwhile, the clusterCIDRs in
-// node.json must contain the CIDRs of the old nodes and of new nodes. This is also true if the first list after the start of the agent is
-// suspicious.
+// TestHeldExceptions: while a suspicious list keeps old routes alive, the clusterCIDRs in node.json contain the CIDRs of old and new nodes,
+// also if the first list after the start is the suspicious one.
 func TestHeldExceptions(t *testing.T) {
 	l := newLab(t)
 	const configured = `"clusterCIDRs": ["10.244.0.0/16", "fd00:10:244::/56"], `
@@ -150,7 +145,7 @@ func TestHeldExceptions(t *testing.T) {
 	}
 }
 
-// TestBusyFolder checks that frequent file changes in the folder of a runtime do not prevent the retry of a failed route.
+// TestBusyFolder: frequent file changes in a runtime's folder do not prevent the retry of a failed route.
 func TestBusyFolder(t *testing.T) {
 	l := newLab(t)
 	free := l.blockNexthop("n2")
@@ -163,7 +158,7 @@ func TestBusyFolder(t *testing.T) {
 	l.has(full(2, 3))
 }
 
-// TestFirstFile checks that the delay of the first node.json is never longer than firstFileDelay, even after many failures.
+// TestFirstFile: even many failures delay the first node.json by at most firstFileDelay.
 func TestFirstFile(t *testing.T) {
 	l := newLab(t)
 	l.times.firstFileDelay = time.Second
@@ -180,8 +175,7 @@ func TestFirstFile(t *testing.T) {
 	}
 }
 
-// TestForeignRouteGoes: another program deletes its route that conflicts with a route of the agent. The agent must soon add its route,
-// although the kernel sends no event.
+// TestForeignRouteGoes: a conflicting route of another program disappears. The agent soon adds its own, although the kernel sends no event.
 func TestForeignRouteGoes(t *testing.T) {
 	l := newLab(t)
 	link, err := netlink.LinkByName("up0")
@@ -204,7 +198,7 @@ func TestForeignRouteGoes(t *testing.T) {
 	}
 }
 
-// TestContestEnds checks that the agent does not delay a repair if the last repair was long ago.
+// TestContestEnds: a repair is not delayed if the last one was long ago.
 func TestContestEnds(t *testing.T) {
 	c := contest{last: time.Now(), count: 20, pause: longestPause}
 	if got := c.wait(c.last.Add(longestPause)); got != longestPause {
@@ -215,8 +209,8 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
-// TestPluginsFirst checks that the agent installs the plugins before it writes the conflist. An older plugin, or another file with the name
-// of a plugin, must not count as installed.
+// TestPluginsFirst: the plugins are installed before the conflist is written. An older plugin, or another file with its name, does not
+// count.
 func TestPluginsFirst(t *testing.T) {
 	l := newLab(t)
 	blocked := filepath.Join(l.dir, "bin/podlace-bridge")

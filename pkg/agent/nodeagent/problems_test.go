@@ -17,15 +17,15 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// TestProblemsLogged checks that the agent logs each problem that keeps the node from becoming ready, also at the start. The agent must log
-// each problem only once, with its remedy. The agent must also log when the problem has ended.
+// TestProblemsLogged: each problem that keeps the node from becoming ready is logged once with its remedy, also at the start, and so is its
+// end.
 func TestProblemsLogged(t *testing.T) {
 	l := newLab(t, `"addressCIDRs": ["198.51.100.0/24"]`)
 	l.start()
 	const line = `what="own node" why="node \"n1\": InternalIP \"2001:db8::1\" is not in addressCIDRs" do="correct addressCIDRs`
 	l.await("the problem is logged", func() bool { return l.log.count(line) == 1 })
 	l.await("the status says it, too", func() bool { return l.says("own node", "not in addressCIDRs", "correct addressCIDRs") })
-	// A slow machine may need longer than unknownFor for the list of nodes, which is a problem until then.
+	// A slow machine may need longer than unknownFor to get the nodes, which is a problem until then.
 	const all, nodes = `level=WARN msg="a problem of this node" `, `level=WARN msg="a problem of this node" what=nodes`
 	if l.status().Ready || l.log.count(all)-l.log.count(nodes) != 1 {
 		t.Errorf("%+v\n%s", l.status(), l.log)
@@ -38,7 +38,7 @@ func TestProblemsLogged(t *testing.T) {
 	}
 }
 
-// TestSmallMTU: the MTU is so small that each ADD would fail. The node must not become ready. A node with pods must keep its previous MTU.
+// TestSmallMTU: with an MTU at which each ADD would fail, the node is not ready. If it has pods, they keep the previous MTU.
 func TestSmallMTU(t *testing.T) {
 	l := newLab(t, `"mtu": 600`)
 	l.start()
@@ -59,8 +59,7 @@ func TestSmallMTU(t *testing.T) {
 	}
 }
 
-// TestYounger: an older node has the same podCIDR as this node. No pods may start on this node, and the reported problem must say how to
-// get another podCIDR.
+// TestYounger: an older node has this node's podCIDR. No pods may start here, and the problem says how to get another podCIDR.
 func TestYounger(t *testing.T) {
 	l := newLab(t)
 	young := l.peer(1)
@@ -78,8 +77,8 @@ func TestYounger(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPartOfPodCIDR: another program has a route to a part of a peer's podCIDR. The agent must report this route until the route is
-// deleted, even if the API server is unreachable at the start.
+// TestPartOfPodCIDR: another program's route to a part of a peer's podCIDR is reported until it is deleted, even with an unreachable API
+// server.
 func TestPartOfPodCIDR(t *testing.T) {
 	l := newLab(t)
 	l.times.conflictPause = 50 * time.Millisecond
@@ -100,7 +99,7 @@ func TestPartOfPodCIDR(t *testing.T) {
 	l.await("it is gone", func() bool { return !l.says(says) })
 }
 
-// TestConflistFindings checks that the agent reports an unknown key of the conflist with the line of the key.
+// TestConflistFindings: an unknown key of the conflist is reported with its line.
 func TestConflistFindings(t *testing.T) {
 	l := newLab(t)
 	l.put("config/"+conflistName, strings.Replace(testConflist, `{"type": "podlace-bridge"`, `{"type": "podlace-bridge", "isGatway": true`, 1))
@@ -112,7 +111,6 @@ func TestConflistFindings(t *testing.T) {
 	l.await("it is corrected", func() bool { return !l.says("isGatway") })
 }
 
-// TestNodeFileIsFolder checks that the agent reports a folder at the path of node.json, together with the remedy.
 func TestNodeFileIsFolder(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, os.MkdirAll("/run/podlace/node.json", 0o755))
@@ -122,7 +120,7 @@ func TestNodeFileIsFolder(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestContestsApart: another program undoes each repair of one kind of object. The agent must not delay repairs of other kinds of objects.
+// TestContestsApart: another program undoes each repair of one kind of object, which does not delay repairs of other kinds.
 func TestContestsApart(t *testing.T) {
 	c, now := contests{}, time.Now()
 	for range freeRepairs {

@@ -29,10 +29,9 @@ const (
 	removePoll = 2 * time.Second  // between checks of the remaining pods
 )
 
-// A removal undoes the changes that the agent and the plugins have made on this node. The removal first prevents new pods from using
-// Podlace. New pods use another network, or their ADD fails because node.json is removed. The removal keeps the conflist, the routes and
-// the plugins while pods still need them for their packets and their DEL. After the last pod is deleted, the removal also deletes the
-// conflist, the routes and the plugins.
+// removal undoes the changes of the agent and the plugins on this node. It first keeps new pods from using Podlace: they use another
+// network, or their ADD fails because node.json is gone. The conflist, the routes and the plugins stay while pods need them for packets and
+// DEL, and are deleted after the last one.
 type removal struct {
 	binDir, confDir string // empty: the agent did not write there
 	config          string // the agent's configuration; the conflist is beside it
@@ -49,7 +48,6 @@ type removal struct {
 	state error // nil: the removal is complete
 }
 
-// run() runs the whole removal.
 func (r *removal) run(ctx context.Context) error {
 	locking, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()
@@ -86,7 +84,7 @@ func (r *removal) run(ctx context.Context) error {
 	return nil
 }
 
-// awaitPods prevents new pods from using Podlace, and waits until no pod needs Podlace. If r.wait is false, awaitPods checks only once.
+// awaitPods keeps new pods from using Podlace and waits until no pod needs it. Without r.wait it checks only once.
 func (r *removal) awaitPods(ctx context.Context) error {
 	for {
 		err := r.blockNewPods()
@@ -116,8 +114,8 @@ func (r *removal) awaitPods(ctx context.Context) error {
 	}
 }
 
-// blockNewPods prevents new pods from using Podlace. blockNewPods removes the conflist only if another network has a configuration,
-// because a runtime without any configuration cannot delete pods.
+// blockNewPods keeps new pods from using Podlace. It removes the conflist only if another network has one, because a runtime without any
+// cannot delete pods.
 func (r *removal) blockNewPods() error {
 	var errs []error
 	if r.confDir != "" {
@@ -140,7 +138,7 @@ func (r *removal) dropConflist(why string) error {
 	return err
 }
 
-// removeRest removes the state that pods of Podlace need until their DEL. The removal calls removeRest after the last pod is deleted.
+// removeRest removes what pods need until their DEL, so it is called after the last one is gone.
 func (r *removal) removeRest() error {
 	var errs []error
 	networks := r.knownNetworks()
@@ -161,8 +159,8 @@ func (r *removal) removeRest() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// usersOfPlugins returns an error with the files of other networks that name the plugins, because the pods of these networks could then
-// neither be made nor deleted.
+// usersOfPlugins returns an error with the files of other networks that name the plugins: pods of these networks could then be neither made
+// nor deleted.
 func (r *removal) usersOfPlugins() error {
 	if r.binDir == "" || r.confDir == "" {
 		return nil
@@ -188,7 +186,6 @@ func (r *removal) usersOfPlugins() error {
 	return errors.Join(errs...)
 }
 
-// printLines prints each argument as one line.
 func (r *removal) printLines(done ...string) {
 	for _, text := range done {
 		fmt.Fprintln(r.out, text)
@@ -201,8 +198,7 @@ func (r *removal) setState(err error) {
 	r.state = err
 }
 
-// serveReady starts the HTTP server for the readiness probe of the container. The readiness probe succeeds as soon as the removal is
-// complete.
+// serveReady serves the container's readiness probe, which succeeds once the removal is complete.
 func (r *removal) serveReady(ctx context.Context) (*sync.WaitGroup, error) {
 	serving := &sync.WaitGroup{}
 	if r.http == "" || !r.wait {
@@ -225,7 +221,7 @@ func removeRoutes() (changes int, err error) {
 	return noderoutes.Remove(&host.NS)
 }
 
-// removeFile calls remove() to delete the file at the path, and then prints the path. removeFile is a no-op if the file is missing.
+// removeFile calls remove for the file and prints its path. It is a no-op if the file is missing.
 func (r *removal) removeFile(path string, remove func() error) error {
 	if _, err := store.ReadFile(path); err != nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// remainingPods returns the pods that still need Podlace, each as namespace/name. remainingPods first removes the attachments whose network
-// namespace is gone. For these attachments, a runtime that uses another network never calls DEL of Podlace's plugins.
+// remainingPods returns the pods that still need Podlace, each as namespace/name. It first removes attachments whose network namespace is
+// gone, because a runtime that uses another network never calls DEL for them.
 func (r *removal) remainingPods() (pods, notes []string, err error) {
 	if r.binDir == "" {
 		return nil, nil, nil
@@ -35,7 +35,7 @@ func (r *removal) remainingPods() (pods, notes []string, err error) {
 	return pods, notes, errors.Join(err, listErr, badErr)
 }
 
-// collectDead calls GC of the plugins in binDir to remove the attachments whose network namespace is gone.
+// collectDead calls GC of the plugins in binDir to remove attachments whose network namespace is gone.
 func collectDead(networks []reconcile.Network, binDir string) (notes []string, err error) {
 	list, err := reconcile.List(networks)
 	if err != nil {
@@ -60,8 +60,8 @@ func collectDead(networks []reconcile.Network, binDir string) (notes []string, e
 	return notes, errors.Join(errs...)
 }
 
-// knownNetworks returns the networks of Podlace. knownNetworks reads the networks from the runtime's folder, from the agent's conflist, and
-// from the records of attachments. knownNetworks also returns the networks that earlier calls found.
+// knownNetworks returns Podlace's networks as found in the runtime's folder, the agent's conflist, the records of attachments, and by
+// earlier calls.
 func (r *removal) knownNetworks() []reconcile.Network {
 	for _, dir := range []string{r.confDir, filepath.Dir(r.config)} {
 		found, _, _ := reconcile.Networks(dir) // without a configuration, records and leases suffice
@@ -78,8 +78,7 @@ func (r *removal) knownNetworks() []reconcile.Network {
 	return r.known
 }
 
-// addNetwork adds a network to r.known. Later calls need the network in r.known, because the removal deletes the conflist before the pods
-// of the network are deleted.
+// addNetwork adds a network to r.known, for later calls: the conflist is deleted before the pods of the network are.
 func (r *removal) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(r.known, func(other reconcile.Network) bool { return other.Name == n.Name }) {
 		r.known = append(r.known, n)
@@ -108,14 +107,12 @@ func configuration(networks []reconcile.Network, name string) reconcile.Network 
 	return reconcile.Network{Name: name}
 }
 
-// isPodlaces reports whether an attachment belongs to Podlace. Such an attachment has a record of a Podlace plugin, or is in a network of
-// Podlace.
+// isPodlaces reports whether an attachment has a record of a Podlace plugin or is in one of its networks.
 func isPodlaces(a *reconcile.Attachment, networks []reconcile.Network) bool {
 	return hasRecord(a) || slices.ContainsFunc(networks, func(n reconcile.Network) bool { return n.Name == a.Network })
 }
 
-// hasRecord reports whether an attachment has a record of a Podlace plugin. An attachment with a lease but without a record may belong to
-// another program.
+// hasRecord reports whether an attachment has a record of a Podlace plugin. With only a lease, it may be another program's.
 func hasRecord(a *reconcile.Attachment) bool {
 	return len(a.Damaged) > 0 || slices.ContainsFunc(a.Holders, func(plugin string) bool { return plugin != "host-local" })
 }
@@ -130,7 +127,7 @@ func describePod(a *reconcile.Attachment) string {
 	return "the pod of the record " + a.Damaged[0].Record + ", which cannot be read"
 }
 
-// removeLeftovers removes stale state of the plugins, that is, state that belongs to no pod.
+// removeLeftovers removes stale state of the plugins, which belongs to no pod.
 func (r *removal) removeLeftovers(networks []reconcile.Network) error {
 	var others []reconcile.Network
 	if r.confDir != "" {

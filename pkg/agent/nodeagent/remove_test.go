@@ -25,15 +25,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// runCmd runs a podlace-node command in this process.
 func (l *lab) runCmd(args ...string) (exit int, stdout, stderr string) {
 	var out, err bytes.Buffer
 	exit = Main(args, &out, &err)
 	return exit, out.String(), err.String()
 }
 
-// startProcess starts the agent as a child process with the plugins, the configuration and the API server of the lab, and with additional
-// flags.
+// startProcess starts the agent as a child process with the lab's plugins, configuration and API server, and more flags.
 func (l *lab) startProcess(flags ...string) *exec.Cmd {
 	l.Helper()
 	cmd := l.agentCommand(flags...)
@@ -41,7 +39,6 @@ func (l *lab) startProcess(flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// agentCommand returns the command that startProcess starts.
 func (l *lab) agentCommand(flags ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", append([]string{"run", "--node-name", l.Node, "--config", l.Config, "--kubeconfig", l.Kubeconfig,
 		"--plugins", l.Plugins, "--http", "unix:" + l.dir + "/http"}, flags...)...)
@@ -49,8 +46,7 @@ func (l *lab) agentCommand(flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestRemove checks that "podlace-node remove" removes everything: the node must be in the same state as before the first start of the
-// agent. The command must return an error while the agent is running.
+// TestRemove: "podlace-node remove" fails while the agent runs. Afterwards it leaves the node as it was before the first start.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
 	l.put("net.d/05-other.conflist", otherConflist)
@@ -83,7 +79,7 @@ func TestRemove(t *testing.T) {
 
 const otherConflist = `{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "other"}]}`
 
-// writeRecord writes a record of the bridge plugin for a pod. The record contains the given path of the pod's network namespace.
+// writeRecord writes a record of the bridge plugin for a pod with the given path of its network namespace.
 func (l *lab) writeRecord(id, pod, netns string) {
 	l.Helper()
 	kerneltest.Must(l, os.MkdirAll(store.Root+"/podlace", 0o700), os.WriteFile(store.Root+"/podlace/bridge-"+attachment.Key{Network: "podlace",
@@ -91,9 +87,8 @@ func (l *lab) writeRecord(id, pod, netns string) {
 		"pod": %q, "netns": %q}`, id, pod, netns), 0o600))
 }
 
-// TestRemoveWithPods checks "podlace-node remove" on a node that has running pods and no other network. The command must remove node.json,
-// so that no new pod starts. The command must keep the state that the running pods need for their packets and their DEL, and must print the
-// names of these pods.
+// TestRemoveWithPods: on a node with running pods and no other network, the command removes node.json, so that no new pod starts. It keeps
+// what the pods need for packets and DEL, and prints their names.
 func TestRemoveWithPods(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -112,8 +107,7 @@ func TestRemoveWithPods(t *testing.T) {
 	}
 }
 
-// TestRemoveNamed checks that the removal removes nothing that pods need while another conflist, or a pod in the cache of libcni, names a
-// plugin.
+// TestRemoveNamed: while another conflist, or a pod in libcni's cache, names a plugin, nothing that pods need is removed.
 func TestRemoveNamed(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -138,8 +132,8 @@ func TestRemoveNamed(t *testing.T) {
 	}
 }
 
-// TestRemoveDead checks that "podlace-node remove" deletes attachments whose namespace is gone. The DEL of another network would not delete
-// these attachments. If the folder of the namespace files is not visible, no namespace counts as gone.
+// TestRemoveDead: attachments whose namespace is gone are deleted, because another network's DEL would not do it. If the folder of the
+// namespace files is invisible, none counts as gone.
 func TestRemoveDead(t *testing.T) {
 	l := newLab(t)
 	self, err := os.ReadFile("/proc/self/exe")
@@ -161,8 +155,7 @@ func TestRemoveDead(t *testing.T) {
 	}
 }
 
-// TestRemoveFails checks that a failed removal ends with an error even with --wait. The kubelet then restarts the container, which retries
-// the removal.
+// TestRemoveFails: a failed removal ends with an error even with --wait, so that the kubelet restarts the container and retries.
 func TestRemoveFails(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -174,8 +167,8 @@ func TestRemoveFails(t *testing.T) {
 	}
 }
 
-// TestRemoveElsewhere checks that "podlace-node remove" deletes nothing if its flags contain other folders than the flags of the agent. The
-// folders differ, for example, if the installation had the component k3s, but the manifest of the removal does not have this component.
+// TestRemoveElsewhere: nothing is deleted if the folders in the flags are not the agent's, for example because the installation had the
+// component k3s, but the manifest of the removal does not.
 func TestRemoveElsewhere(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -185,8 +178,7 @@ func TestRemoveElsewhere(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits checks that "podlace-node remove --wait" prints the remaining pods only once. The readiness probe of the command must
-// succeed after the removal.
+// TestRemoveWaits: with --wait the remaining pods are printed once, and the readiness probe succeeds after the removal.
 func TestRemoveWaits(t *testing.T) {
 	l := newLab(t).ready()
 	l.stop()
@@ -211,8 +203,8 @@ func TestRemoveWaits(t *testing.T) {
 	kerneltest.Must(t, <-done)
 }
 
-// TestShadowed: the folder of the runtime contains a configuration of another network whose file name sorts before the agent's conflist.
-// The node must not be ready. The agent must report the other configuration, but must not change it.
+// TestShadowed: another network's configuration sorts before the agent's conflist. The node is not ready, and the file is reported but
+// unchanged.
 func TestShadowed(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"05-other.conflist", ".hidden.conf", "05-old.conflist.bak", "10-podlace.conflist.d.txt"} {
@@ -227,8 +219,7 @@ func TestShadowed(t *testing.T) {
 	l.await("ready", func() bool { return l.status().Ready })
 }
 
-// TestPutBack checks that undoTakeOver does not restore a configuration if a file with the original name exists. undoTakeOver also must not
-// restore a configuration whose plugins are missing.
+// TestPutBack: a configuration is not restored if its original name exists or its plugins are missing.
 func TestPutBack(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.conf": "new", "a.conf" + backup: "old", "b.conf" + backup: "b",
@@ -243,8 +234,8 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestInstall checks that "podlace-node install" writes the programs and no other files. A second call must write nothing. The command must
-// return an error if the source folder contains no program.
+// TestInstall: "podlace-node install" writes only the programs, and nothing the second time. Without a program in the source folder it
+// fails.
 func TestInstall(t *testing.T) {
 	l := newLab(t)
 	install := func(from string) (int, string, string) {
@@ -267,8 +258,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestProcess checks that a second agent waits until the first agent ends. SIGTERM must end an agent immediately and without changes. The
-// command "podlace-node run --ready" must report whether the agent is ready.
+// TestProcess: a second agent waits for the first to end. SIGTERM ends an agent at once and without changes, and "podlace-node run --ready"
+// says whether it is ready.
 func TestProcess(t *testing.T) {
 	l := newLab(t)
 	first := l.startProcess()
@@ -298,8 +289,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestWrongStart checks that podlace-node returns an error for invalid flags and changes nothing. The error must contain the invalid flag
-// or value.
+// TestWrongStart: invalid flags change nothing, and the error names the flag or value.
 func TestWrongStart(t *testing.T) {
 	l := newLab(t)
 	for says, args := range map[string][]string{

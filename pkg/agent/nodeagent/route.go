@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// route() compares the routes in the kernel with the wanted routes to the nodes of the cluster. route() changes nothing until the agent has
-// received a complete list of nodes that contains this node.
+// route compares the kernel's routes with those that the cluster's nodes need. It changes nothing before a complete list with this node has
+// come.
 func (a *agent) route(why cause) {
 	list, since, complete := a.nodes.list()
 	if !complete {
@@ -39,12 +39,12 @@ func (a *agent) route(why cause) {
 	a.syncDuration = time.Since(began)
 }
 
-// advise() reports a problem in the status until the next comparison.
+// advise reports a problem until the next comparison.
 func (a *agent) advise(what string, err error, do string, blocking bool) {
 	a.advice = append(a.advice, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }
 
-// apply() writes the routes to all nodes of a list into the kernel.
+// apply writes the routes to all nodes of a list into the kernel.
 func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -99,9 +99,8 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	return nil
 }
 
-// change() writes the wanted routes into the kernel. If the list of nodes can be trusted, change() deletes all other routes of the agent.
-// In the first comparison and in periodic comparisons, change() also reads the routes of other programs. While routes of other programs
-// conflict with the wanted routes, change() reads them in each comparison.
+// change writes the wanted routes into the kernel, and deletes the agent's other ones if the list of nodes can be trusted. It also reads
+// the routes of other programs in the first and in periodic comparisons, and in each one while they conflict.
 func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfGone bool) (noderoutes.Result, error) {
 	inside := a.moreSpecific == nil || why == onStart || why == onPeriod || len(a.moreSpecific) > 0
 	result, err := noderoutes.Apply(host, want, noderoutes.Options{Keep: true, Adopt: a.config.Adopt, Inside: inside})
@@ -121,8 +120,7 @@ func (a *agent) change(host *kernel.NS, want noderoutes.Wanted, why cause, selfG
 	return result, err
 }
 
-// setNode sets the wanted content of node.json. If "hold" is true, setNode does not create a missing node.json, and keeps the MTU of an
-// existing node.json.
+// setNode sets the wanted content of node.json. With hold, a missing node.json is not created and an existing one keeps its MTU.
 func (a *agent) setNode(node nodefile.Node, hold bool) {
 	if hold {
 		file, before, err := nodefile.Read()
@@ -134,7 +132,6 @@ func (a *agent) setNode(node nodefile.Node, hold bool) {
 	a.node = node
 }
 
-// adviseSelf reports an error of this node's own Node object as a problem.
 func (a *agent) adviseSelf(err error) {
 	do := ""
 	if wrong := (*noderoutes.SelfError)(nil); errors.As(err, &wrong) {
@@ -143,7 +140,7 @@ func (a *agent) adviseSelf(err error) {
 	a.advise("own node", err, do, a.node.PodCIDRs == nil)
 }
 
-// The text in the constant retries is the advice that the agent reports for errors of the kernel.
+// retries is the advice for errors of the kernel.
 const retries = "nothing, if it ends within minutes: the agent tries again"
 
 // adviseInside reports routes of other programs to a part of a peer's podCIDR.
@@ -157,8 +154,8 @@ func (a *agent) adviseInside(peers []noderoutes.Peer) {
 	}
 }
 
-// withKeptCIDRs adds the CIDRs in node.json to the given CIDRs of pods. The agent keeps the routes to the pods in these CIDRs, so
-// connections to these pods must not be masqueraded. If the configuration contains clusterCIDRs, withKeptCIDRs adds nothing.
+// withKeptCIDRs adds the CIDRs in node.json to those of pods, unless the configuration has clusterCIDRs. The routes to these pods are kept,
+// so connections to them must not be masqueraded.
 func (a *agent) withKeptCIDRs(cidrs []netip.Prefix) []netip.Prefix {
 	file, before, err := nodefile.Read()
 	if err != nil || file != nodefile.Path || len(a.config.ClusterCIDRs) > 0 {
@@ -167,7 +164,7 @@ func (a *agent) withKeptCIDRs(cidrs []netip.Prefix) []netip.Prefix {
 	return noderoutes.MergeCIDRs(cidrs, before.ClusterCIDRs)
 }
 
-// planConfig converts the agent's configuration for package noderoutes, and adds the subnets of this node's links.
+// planConfig converts the configuration for package noderoutes, with the subnets of this node's links.
 func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 	c := a.config
 	if !c.Routes {
@@ -178,7 +175,7 @@ func (a *agent) planConfig(n *kernel.NS) (noderoutes.Config, error) {
 		VXLAN: c.VXLAN, Connected: connected}, err
 }
 
-// gateways() returns the addresses of the peers and of this node. The function Plan needs the current routes to these addresses.
+// gateways returns the addresses of the peers and of this node, whose current routes Plan needs.
 func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	list := slices.Clone(self.Addresses)
 	for _, p := range peers {
@@ -191,9 +188,9 @@ func gateways(self noderoutes.Self, peers []noderoutes.Peer) []netip.Addr {
 	return list
 }
 
-// deletionsTrusted reports whether the agent may delete routes. A list of nodes without this node may come from the wrong cluster or from
-// an old backup. It is also possible that this node was deleted and will return. If more than half of the routes lead to nodes that are
-// missing in the list, the agent waits for a minute. If these nodes are still missing after the minute, the agent may delete the routes.
+// deletionsTrusted reports whether the agent may delete routes. A list without this node may come from the wrong cluster or an old backup,
+// or the node will return. If more than half of the routes lead to nodes that the list lacks, they are deleted only if these are still
+// missing after a minute.
 func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	now := time.Now()
 	until := "the list has persisted for a minute"
@@ -223,7 +220,7 @@ func (a *agent) deletionsTrusted(r noderoutes.Result, selfGone bool) bool {
 	return false
 }
 
-// mostLogged is the maximum number of peers that one call of step() writes to the log.
+// mostLogged is how many peers one step writes to the log.
 const mostLogged = 10
 
 // setPeers stores the state of the routes to the peers, and logs changes.
@@ -262,7 +259,7 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 			a.log.Info("a node is reached again", "node", s.Name, "podCIDR", s.PodCIDR, "state", s.State)
 		} else {
 			a.log.Warn("a node is not reached", "node", s.Name, "podCIDR", text(s.PodCIDR.IsValid(), s.PodCIDR), "state", s.State,
-				"reason", s.Reason)
+				"reason", s.Reason, "hint", "'podlace-node status' has the remedy")
 		}
 	}
 	if news > mostLogged {
@@ -270,8 +267,7 @@ func (a *agent) setPeers(peers []noderoutes.Peer, r noderoutes.Result) {
 	}
 }
 
-// remedyFor returns the remedy for a peer to which Plan refused a route. remedyFor returns "" if the general remedy for the state of the
-// peer is enough.
+// remedyFor returns the remedy for a peer to which Plan refused a route, or "" if the general one for its state is enough.
 func remedyFor(p noderoutes.Peer) string {
 	if p.NoLink {
 		return "set offLink to vxlan, or to fabric if the routers between the nodes have the pod routes"

@@ -21,8 +21,8 @@ func (c *command) newSchema() *cobra.Command {
 		}}
 }
 
-// configSchema returns the JSON Schema of the configuration file. The schema contains the keys of the struct config, their types, and
-// limits that parseConfig checks. A schema cannot express all checks of parseConfig.
+// configSchema returns the JSON Schema of the configuration file: the keys of config, their types, and those limits of parseConfig that a
+// schema can express.
 func configSchema() plugin.Schema {
 	s := plugin.SchemaOf(config{}, func(string) string { return "" })
 	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"

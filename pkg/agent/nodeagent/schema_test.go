@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestSchema checks that the schema in conf/schema is equal to the output of "podlace-node schema".
+// TestSchema compares the schema in conf/schema with the output of "podlace-node schema".
 func TestSchema(t *testing.T) {
 	const published = "../../../conf/schema/podlace-node.schema.json"
 	var printed bytes.Buffer
@@ -33,7 +33,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestSchemaKeys checks that the schema has exactly the keys that the agent reads. The error for an unknown key must contain the same keys.
+// TestSchemaKeys: the schema and the error for an unknown key have exactly the keys that the agent reads.
 func TestSchemaKeys(t *testing.T) {
 	s := configSchema()
 	for _, c := range []struct {
@@ -51,8 +51,7 @@ func TestSchemaKeys(t *testing.T) {
 	}
 }
 
-// TestSchemaAgrees checks several valid and invalid configurations. The schema and the agent must both accept, or both refuse, each
-// configuration.
+// TestSchemaAgrees: schema and agent accept or refuse the same configurations.
 func TestSchemaAgrees(t *testing.T) {
 	var printed bytes.Buffer
 	Main([]string{"schema"}, &printed, os.Stderr)

@@ -23,13 +23,13 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// statusName is the name of the agent's status file. lockName is the name of the file that the agent locks while it runs.
+// Files of the agent: its status, and the file that it locks while it runs.
 const (
 	statusName = nodefile.StatusName
 	lockName   = ".node.lock"
 )
 
-// Status is the content of the status file. Status contains no timestamps, so that an unchanged status need not be written again.
+// Status is the content of the status file. It has no timestamps, so an unchanged status need not be written again.
 type Status struct {
 	Node         string         `json:"node"`
 	Ready        bool           `json:"ready"`
@@ -52,7 +52,7 @@ type PeerStatus struct {
 	do    string // the remedy, if it is more specific than the remedy of the state
 }
 
-// Problem describes a problem: what is affected, why, and what an administrator can do.
+// Problem says what is affected, why, and what an administrator can do.
 type Problem struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
@@ -61,7 +61,6 @@ type Problem struct {
 	blocking bool // it keeps pods from starting here
 }
 
-// peerProblems returns a problem for each peer whose pods this node cannot reach.
 func peerProblems(peers []PeerStatus) (list []Problem) {
 	do := map[noderoutes.State]string{
 		noderoutes.Refused:  "correct the Node object or the configuration (offLink, addressCIDRs)",
@@ -81,14 +80,14 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 	return list
 }
 
-// statusFile writes the status file of the agent: at most once per second, and only if the status has changed.
+// statusFile writes the status file at most once per second, and only if the status changed.
 type statusFile struct {
 	written time.Time
 	text    []byte
 }
 
-// write() writes the status if the last write was long enough ago. The result is the time at which the caller must call write() again, or
-// zero if the file is already up to date.
+// write writes the status if the last write was long enough ago. Otherwise it returns when to call it again; that is zero if the file is up
+// to date.
 func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error) {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -114,14 +113,14 @@ func (f *statusFile) write(s Status, now time.Time) (again time.Time, err error)
 	return time.Time{}, nil
 }
 
-// Exit statuses of the command podlace-node status.
+// Exit statuses of podlace-node status.
 const (
 	exitFine     = 0
 	exitProblems = 1
 	exitUnknown  = 2
 )
 
-// showStatus prints the status file of this node's agent, and returns the exit status.
+// showStatus prints the agent's status file and returns the exit status.
 func showStatus(w io.Writer, asJSON, all bool) (exit int, err error) {
 	dir, err := store.Open(store.Root)
 	if err != nil {
@@ -201,7 +200,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 	return t.Flush()
 }
 
-// states() returns all states of peers. The states with a working connection come first in the result of states().
+// states returns all states of peers, those with a working connection first.
 func states() []noderoutes.State {
 	return []noderoutes.State{noderoutes.Direct, noderoutes.Tunneled, noderoutes.Fabric, noderoutes.Refused, noderoutes.Conflict,
 		noderoutes.Failed}
@@ -225,19 +224,18 @@ func orNone(list []netip.Prefix) string {
 	return strings.Join(texts, " ")
 }
 
-// blocked() returns the problems that prevent pods from starting.
+// blocked returns the problems that keep pods from starting.
 func blocked(problems []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return !p.blocking })
 }
 
-// logProblems logs new problems of this node, and problems of this node that have ended. logProblems does not log problems of peers,
-// because setPeers already logs them.
+// logProblems logs this node's new problems and the end of old ones. Those of peers are logged by setPeers.
 func (a *agent) logProblems() {
 	has := func(list []Problem, p Problem) bool {
 		return slices.ContainsFunc(list, func(q Problem) bool { return q.What == p.What && q.Why == p.Why })
 	}
 	for _, p := range a.problems {
-		// The agent already logs the following problems when it detects them.
+		// These are logged where they are detected.
 		elsewhere := p.What == "configuration" || p.What == "API server" || p.What == "nodes" && a.deletionsHeld
 		if !elsewhere && !has(a.logged, p) {
 			a.log.Warn("a problem of this node", "what", p.What, "why", p.Why, "do", p.Do, "podsCanStart", !p.blocking)

@@ -17,7 +17,6 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestPrintStatus checks the complete output of podlace-node status.
 func TestPrintStatus(t *testing.T) {
 	s := Status{Node: "n1", Ready: true, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, MTU: 1450}
 	s.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
@@ -46,7 +45,7 @@ node n4   conflict: same podCIDR       delete the younger Node object (kubectl d
 	}
 }
 
-// TestStatusFile checks that the status file is written at most once per second, and only if the status has changed.
+// TestStatusFile: the file is written at most once per second, and only if the status changed.
 func TestStatusFile(t *testing.T) {
 	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(store.Root)) })
 	var f statusFile
@@ -82,8 +81,7 @@ func TestStatusFile(t *testing.T) {
 	}
 }
 
-// TestAlarm checks that wait() merges simultaneous causes. wait() must wait longer if all causes may come from other programs, but not if
-// the cluster also changes.
+// TestAlarm: wait merges simultaneous causes. It waits longer if all may come from other programs, but not if the cluster also changes.
 func TestAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAlarm()
@@ -106,8 +104,7 @@ func TestAlarm(t *testing.T) {
 	})
 }
 
-// TestContest checks that the agent makes the first repairs without a delay, and waits longer before each later repair. After a pause
-// without repairs, the agent makes the next repair without a delay again.
+// TestContest: the first repairs are immediate, later ones ever more delayed, until a pause without repairs.
 func TestContest(t *testing.T) {
 	var c contest
 	now, began := time.Now(), 0

@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// tunnelState returns the device, the forwarding entries and the neighbours of the node's tunnel as lines, or nil if there is no tunnel.
+// tunnelState returns the tunnel's device, forwarding entries and neighbours as lines, or nil without a tunnel.
 func (l *lab) tunnelState() (list []string) {
 	l.Helper()
 	host, err := kernel.Host()
@@ -47,7 +47,6 @@ func (l *lab) tunnelState() (list []string) {
 	return list
 }
 
-// awaitTunnel waits until tunnelState returns exactly the wanted lines.
 func (l *lab) awaitTunnel(when string, want ...string) {
 	l.Helper()
 	want = slices.Sorted(slices.Values(want))
@@ -62,8 +61,8 @@ func (l *lab) awaitTunnel(when string, want ...string) {
 	})
 }
 
-// TestTunnel checks that the agent with offLink vxlan creates a tunnel to the node behind the router. The agent updates the tunnel if the
-// address of either node changes, recreates a deleted tunnel, and removes a tunnel that no node needs.
+// TestTunnel: with offLink vxlan there is a tunnel to the node behind the router. It follows the addresses of both nodes, is recreated if
+// deleted, and removed when no node needs it.
 func TestTunnel(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	const own = "podlace.vx vni 142 port 8472 local 192.0.2.1 mac 0e:50:c0:00:02:01 mtu 1450"
@@ -112,8 +111,7 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// TestTunnelEntries checks that the next periodic comparison restores deleted entries and addresses of the tunnel. The agent receives no
-// events when the test deletes these entries and addresses.
+// TestTunnelEntries: the next periodic comparison restores deleted entries and addresses of the tunnel, whose loss causes no event.
 func TestTunnelEntries(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`)
 	a, _ := l.steps()
@@ -148,7 +146,6 @@ func TestTunnelEntries(t *testing.T) {
 	}
 }
 
-// routeUses reports whether the route to a podCIDR leads through a link.
 func (l *lab) routeUses(cidr, link string) bool {
 	l.Helper()
 	routes, err := netlink.RouteGet(netip.MustParsePrefix(cidr).Addr().Next().AsSlice())
@@ -159,8 +156,7 @@ func (l *lab) routeUses(cidr, link string) bool {
 	return err == nil && by.Attrs().Name == link
 }
 
-// TestTunnelRemoved checks that "podlace-node remove" deletes the tunnel. If a link of another program has the tunnel's name, the agent
-// reports this link and keeps it.
+// TestTunnelRemoved: "podlace-node remove" deletes the tunnel, but reports and keeps another program's link of the same name.
 func TestTunnelRemoved(t *testing.T) {
 	l := newLab(t, `"offLink": "vxlan"`).ready()
 	l.stop()

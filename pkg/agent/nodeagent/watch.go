@@ -29,23 +29,22 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pageSize is the number of nodes in one page of a list. The agent uses pages only if the API server cannot stream lists (WatchList). A
-// Node object has about 14 kB.
+// pageSize is the number of nodes in a page of a list, of about 14 kB each. Pages are used only if the API server cannot stream lists
+// (WatchList).
 const pageSize = 500
 
-// firstRetry is the shortest delay before a retry of a watch, and lastRetry is the longest delay. Jitter can double each delay. By default,
-// client-go waits up to a minute before a retry. A minute is too long, because new nodes get no routes until the watch works again.
+// firstRetry and lastRetry are the shortest and longest delay before a retry of a watch, which jitter can double. client-go's default of up
+// to a minute is too long, because new nodes get no routes until the watch works again.
 const (
 	firstRetry = 800 * time.Millisecond
 	lastRetry  = 15 * time.Second
 )
 
-// If the API server sends no message for the duration watchTimeout, the watch counts as lost. The API server normally sends a bookmark
-// each minute.
+// watchTimeout is the silence after which a watch counts as lost. Normally a bookmark comes each minute.
 const watchTimeout = 10 * time.Minute
 
-// The type nodes is the store of a client-go reflector. The store contains only the fields that affect routes. The store calls changed()
-// only if one of these fields changes. Other fields change often, because each kubelet updates its Node object every few minutes.
+// nodes is the store of a client-go reflector. It keeps only the fields that affect routes and calls changed only for these, because each
+// kubelet updates its Node object every few minutes.
 type nodes struct {
 	changed func()
 	log     *slog.Logger
@@ -63,8 +62,8 @@ func newNodes(changed func(), log *slog.Logger) *nodes {
 	return &nodes{changed: changed, log: log, byName: map[string]noderoutes.Node{}, lastEvent: time.Now()}
 }
 
-// list() returns the nodes, sorted by name. The second result of list() is the time of the first change after the previous call of list(),
-// or zero. The third result of list() is false until a complete list was received.
+// list returns the nodes sorted by name, the time of the first change since the previous call or zero, and false until a complete list was
+// received.
 func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -75,7 +74,7 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
-// advice() returns what an administrator can do about the failure of the watch.
+// advice returns what an administrator can do about the failure of the watch.
 func (n *nodes) advice() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -86,8 +85,7 @@ func (n *nodes) advice() string {
 	return "routes stay; the agent applies changes of the cluster when the API server answers"
 }
 
-// watched() returns the time of the last event from the API server. The second result of watched() is the reason why no more events arrive,
-// or "".
+// watched returns the time of the last event, and why no more arrive or "".
 func (n *nodes) watched() (heard time.Time, failure string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -97,8 +95,7 @@ func (n *nodes) watched() (heard time.Time, failure string) {
 	return n.lastEvent, n.failure
 }
 
-// changeNodes calls the given function to change the nodes. The result of this function is true if a field that affects routes changed.
-// changeNodes also records that the watch works.
+// changeNodes calls change, which reports whether a field that affects routes changed, and records that the watch works.
 func (n *nodes) changeNodes(change func() bool) {
 	n.mu.Lock()
 	recovered := n.failure != ""
@@ -116,7 +113,7 @@ func (n *nodes) changeNodes(change func() bool) {
 	}
 }
 
-// failed() records the reason why the API server sends no events. failed() logs the reason if the watch worked before.
+// failed records why no events come, and logs it if the watch worked before.
 func (n *nodes) failed(err error) {
 	n.mu.Lock()
 	news := n.failure == ""
@@ -150,7 +147,7 @@ func sameNode(a, b noderoutes.Node) bool {
 	return a.UID == b.UID && a.Created.Equal(b.Created) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Addresses, b.Addresses)
 }
 
-// Delete implements cache.TransformingStore. Delete ignores the deletion if a new object with the same name exists.
+// Delete implements cache.TransformingStore. It is a no-op if a new object with the same name exists.
 func (n *nodes) Delete(object any) error {
 	node, err := readNode(object)
 	if err == nil {
@@ -166,7 +163,7 @@ func (n *nodes) Delete(object any) error {
 	return err
 }
 
-// Replace implements cache.TransformingStore. Replace stores a complete list of the nodes.
+// Replace implements cache.TransformingStore. It stores a complete list of nodes.
 func (n *nodes) Replace(objects []any, _ string) error {
 	list := make([]noderoutes.Node, 0, len(objects))
 	for _, object := range objects {
@@ -189,23 +186,21 @@ func (n *nodes) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Bookmark implements cache.ReflectorBookmarkStore. A bookmark proves that the connection to the API server still works.
+// Bookmark implements cache.ReflectorBookmarkStore. A bookmark proves that the connection still works.
 func (n *nodes) Bookmark(string) error {
 	n.changeNodes(func() bool { return false })
 	return nil
 }
 
-// Resync implements cache.TransformingStore. Resync does nothing, because the agent itself periodically compares the kernel with the stored
-// nodes.
+// Resync implements cache.TransformingStore. It does nothing, because the agent itself compares the kernel periodically.
 func (n *nodes) Resync() error { return nil }
 
-// Transformer implements cache.TransformingStore. The returned function reduces streamed objects to the fields that the store keeps.
+// Transformer implements cache.TransformingStore. The function reduces streamed objects to the fields that the store keeps.
 func (n *nodes) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return readNode(object) }
 }
 
-// readNode returns the fields of a Node object that affect routes. If the object is already a noderoutes.Node, readNode returns this
-// object unchanged.
+// readNode returns the fields of a Node object that affect routes. A noderoutes.Node is returned as it is.
 func readNode(object any) (noderoutes.Node, error) {
 	switch o := object.(type) {
 	case noderoutes.Node:
@@ -225,7 +220,7 @@ func readNode(object any) (noderoutes.Node, error) {
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
 }
 
-// client() returns a client for the API server. client() uses the kubeconfig, or the ServiceAccount of the pod if kubeconfig is "".
+// client returns a client for the API server, which uses the ServiceAccount of the pod if kubeconfig is "".
 func client(kubeconfig, server string, connections *connections) (*rest.RESTClient, error) {
 	c, err := rest.InClusterConfig()
 	if kubeconfig != "" {
@@ -254,14 +249,14 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	return r, nil
 }
 
-// watchNodes watches the Node objects and updates n until ctx is done. watchNodes reads the first list as a stream if the API server
-// supports streams (WatchList). If the API server does not support streams, watchNodes reads the list in pages.
+// watchNodes updates n from the API server until ctx is done. It reads the first list as a stream if the server can (WatchList), and in
+// pages otherwise.
 func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	from := cache.NewFilteredListWatchFromClient(c, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			// With version 0, the API server sends all nodes at once. With a limit and another version, it sends exactly this version, whose
-			// watch it refuses after its restart: a list of the same version would follow, until etcd removes the version.
+			// With version 0, the API server sends all nodes at once. With a limit and another version, it sends exactly this version,
+			// whose watch it refuses after a restart, so a list of the same version would follow until etcd removes it.
 			options.ResourceVersion = ""
 			object, err := from.ListWithContext(ctx, options)
 			if err != nil {
@@ -294,7 +289,7 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// trim() returns a copy of a Node object with only the fields that the agent uses.
+// trim returns a copy of a Node object with only the fields that the agent uses.
 func trim(o *corev1.Node) corev1.Node {
 	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
 	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion

@@ -20,7 +20,7 @@ import (
 	kwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-// The type "lines" is a log that a test can read while the agent writes to it.
+// lines is a log that a test can read while the agent writes to it.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -40,7 +40,6 @@ func (l *lines) String() string {
 
 func (l *lines) count(part string) int { return strings.Count(l.String(), part) }
 
-// testWatch is a watch of a fake API server.
 type testWatch struct {
 	*nodes
 	*fakeAPI
@@ -48,7 +47,7 @@ type testWatch struct {
 	changes atomic.Int64
 }
 
-// newWatching returns a watch of a fake API server with three nodes. The method start() of the result starts the watch.
+// newWatching returns a watch of a fake API server with three nodes, which start starts.
 func newWatching(t *testing.T) *testWatch {
 	w := &testWatch{fakeAPI: newFakeAPI(t), log: &lines{}}
 	w.nodes = newNodes(func() { w.changes.Add(1) }, slog.New(slog.NewTextHandler(w.log, nil)))
@@ -69,7 +68,7 @@ func (w *testWatch) start(url string) {
 	w.t.Cleanup(func() { stop(); <-done })
 }
 
-// has() reports whether the store contains exactly the nodes with the given names.
+// has reports whether the store has exactly the named nodes.
 func (w *testWatch) has(names ...string) bool {
 	list, _, complete := w.nodes.list()
 	var got []string
@@ -84,14 +83,13 @@ func (w *testWatch) await(names ...string) {
 	await(w.t, fmt.Sprint(names), func() bool { return w.has(names...) })
 }
 
-// awaitWatch waits until a watch is open at the API server.
 func (w *testWatch) awaitWatch() {
 	w.t.Helper()
 	await(w.t, "a watch", func() bool { w.fakeAPI.mu.Lock(); defer w.fakeAPI.mu.Unlock(); return len(w.watchers) > 0 })
 }
 
-// TestWatch checks that the store follows added, changed and deleted nodes, and reads the list as a stream. The store does not call
-// changed() for a change that does not affect routes.
+// TestWatch: the store follows added, changed and deleted nodes, reads the list as a stream, and does not call changed for a change that
+// does not affect routes.
 func TestWatch(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)
@@ -125,7 +123,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestPages checks that the watch reads lists in pages, and logs no failure, if the API server cannot stream lists.
+// TestPages: if the API server cannot stream lists, they are read in pages without a logged failure.
 func TestPages(t *testing.T) {
 	w := newWatching(t)
 	w.Paged = true
@@ -150,7 +148,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestTruncated checks that the watch discards truncated lists, even if several lists in a row are truncated.
+// TestTruncated: truncated lists are discarded, even several in a row.
 func TestTruncated(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -171,8 +169,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestGone checks that after the end of a watch, with or without status 410, the store contains the nodes of the next complete list. The
-// store deletes nodes that are missing from the new list. Outdated events change nothing.
+// TestGone: after the end of a watch, with or without status 410, the store has the nodes of the next complete list and no others. Outdated
+// events change nothing.
 func TestGone(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -185,8 +183,8 @@ func TestGone(t *testing.T) {
 		w.put(nodeObject("n4", nil, nil))
 		w.hangUp(true)
 		w.await("n0", "n2", "n4")
-		// The test sends two outdated DELETED events: the first after the node is already missing from the list, and the second after the node
-		// was created again with another UID.
+		// Two outdated DELETED events come: one when the node is already missing from the list, one after it was created again with another
+		// UID.
 		w.awaitWatch()
 		w.emit(kwatch.Event{Type: kwatch.Deleted, Object: old})
 		again := nodeObject("n1", nil, nil)
@@ -210,7 +208,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestRefused checks that the watch logs one line with the reason if the API server refuses its requests. All known nodes stay.
+// TestRefused: if the API server refuses the requests, one line gives the reason, and all known nodes stay.
 func TestRefused(t *testing.T) {
 	w := newWatching(t)
 	w.start(w.server.URL)
@@ -236,7 +234,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestLargeNode checks that the watch can read a Node object with 10 MB of annotations from a stream, from a list and from an event.
+// TestLargeNode reads a Node object with 10 MB of annotations from a stream, a list and an event.
 func TestLargeNode(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		w := newWatching(t)
@@ -254,7 +252,7 @@ func TestLargeNode(t *testing.T) {
 	}
 }
 
-// TestHalfOpen checks that the watch closes a half-open connection and continues over a new connection.
+// TestHalfOpen: a half-open connection is closed, and the watch continues over a new one.
 func TestHalfOpen(t *testing.T) {
 	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1") // client-go's default is 30
 	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")      // the default is 15
@@ -308,7 +306,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-// TestSilence checks that watched() reports a failure if the API server sends nothing for a long time, although the connection is open.
+// TestSilence: watched reports a failure if nothing comes for a long time over an open connection.
 func TestSilence(t *testing.T) {
 	n := newNodes(func() {}, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if _, failure := n.watched(); failure != "" {
@@ -326,8 +324,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestClient checks the errors of client() outside a cluster. The first call has no kubeconfig path, and the second call has the path of a
-// missing file.
+// TestClient calls client outside a cluster, without a kubeconfig and with a missing one.
 func TestClient(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := client("", "", newConnections()); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {

@@ -12,7 +12,7 @@ import (
 // minMTU6 is the minimum MTU of a link with IPv6 (RFC 8200).
 const minMTU6 = 1280
 
-// adviseSelf reports each node that is older than this node and whose podCIDR overlaps a podCIDR of this node.
+// adviseSelf reports each older node whose podCIDR overlaps one of this node.
 func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 	for _, p := range peers {
 		if !p.Elder {
@@ -26,8 +26,7 @@ func adviseSelf(self Self, peers []Peer, name string) (list []Advice) {
 	return list
 }
 
-// adviseMTU reports a configured MTU that is too small for IPv6, or larger than the MTU of the uplink. The last argument of adviseMTU is
-// the MTU of the uplink, or 0 if this MTU is unknown.
+// adviseMTU reports a configured MTU that is too small for IPv6, or larger than the uplink's, which is 0 if unknown.
 func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	if c.MTU == 0 {
 		return nil
@@ -50,10 +49,10 @@ func adviseMTU(c Config, self Self, uplink int) (list []Advice) {
 	return list
 }
 
-// maxNamed is the maximum number of CIDRs in a message.
+// maxNamed is how many CIDRs a message names.
 const maxNamed = 5
 
-// adviseClusterCIDRs reports podCIDRs that the configured clusterCIDRs do not contain.
+// adviseClusterCIDRs reports podCIDRs outside the configured clusterCIDRs.
 func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 	var missing []string
 	whole := mergeCIDRs(configured)
@@ -75,8 +74,7 @@ func adviseClusterCIDRs(configured, podCIDRs []netip.Prefix) []Advice {
 			strings.Join(missing[:min(len(missing), maxNamed)], " "), more)}}
 }
 
-// ForPods reports whether pods can use the addresses of a CIDR. If the CIDR overlaps a range whose addresses pods cannot use, ForPods also
-// returns this reserved range.
+// ForPods reports whether pods can use the addresses of a CIDR. If not, reserved is the range that it overlaps.
 func ForPods(p netip.Prefix) (reserved netip.Prefix, ok bool) {
 	for _, r := range notForPods() {
 		if p.Overlaps(r) {

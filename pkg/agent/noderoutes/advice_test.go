@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// TestAdvice checks the Advice for errors in the configuration or in this node's object. For each error, the test checks the reason. The
-// test also checks whether the error prevents pods from starting.
+// TestAdvice compares reason and effect on pods of each error in the configuration or in this node's object.
 func TestAdvice(t *testing.T) {
 	near := nodeOf("near", 20, "10.1.2.0/24 fd00:2::/64", "192.0.2.2 2001:db8::2") // the MTU of its link is 9000
 	for name, c := range map[string]struct {
@@ -51,7 +50,6 @@ func prefixes(texts ...string) (list []netip.Prefix) {
 	return list
 }
 
-// TestSelfError checks the reason and the remedy for each error in this node's own object.
 func TestSelfError(t *testing.T) {
 	for name, c := range map[string]struct {
 		node Node

@@ -14,17 +14,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Options controls whether Apply deletes unwanted routes, and how it handles routes of other programs.
+// Options says whether Apply deletes unwanted routes, and how it treats those of other programs.
 type Options struct {
 	Keep  bool  // delete nothing
 	Adopt []int // protocols of routes to take over (rtm_protocol)
-	// If Inside is true, Apply searches the main table for routes of other programs to a part of a peer's podCIDR, and stores these routes in
-	// Result.Inside.
+	// Inside makes Apply search the main table for routes of other programs to a part of a peer's podCIDR, for Result.Inside.
 	Inside bool
 }
 
-// Ways returns the current route of this node to each gateway. If an address belongs to this node, its Way contains the link that has the
-// address, and the Reason why the address cannot be a gateway.
+// Ways returns this node's current route to each gateway. For an address of this node itself, Way has the link with the address and, in
+// Reason, why it cannot be a gateway.
 func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	ways, links := make(map[netip.Addr]Way, len(gateways)), map[int]kernel.Link{}
 	for _, gateway := range gateways {
@@ -35,7 +34,7 @@ func Ways(n *kernel.NS, gateways []netip.Addr) map[netip.Addr]Way {
 	return ways
 }
 
-// wayTo requests the route to a gateway from the kernel. The last argument of wayTo caches the links that wayTo has already read.
+// wayTo asks the kernel for the route to a gateway. links caches the links that it has read.
 func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	m, err := n.MatchRoute(gateway)
 	switch {
@@ -58,30 +57,28 @@ func wayTo(n *kernel.NS, gateway netip.Addr, links map[int]kernel.Link) Way {
 	return Way{Link: link, OnLink: m.OnLink}
 }
 
-// Apply changes the kernel state to the wanted state. Apply first adds missing objects and replaces objects that differ. Apply then deletes
-// unwanted objects whose protocol number is Protocol. If the route to a peer does not change, no packet to this peer is lost. If the kernel
-// refuses a change, Apply continues with the other changes, and Result contains the refused change. If Apply cannot read the kernel state,
-// it deletes nothing and returns an error.
+// Apply brings the kernel into the wanted state. It adds and replaces objects before it deletes unwanted ones with Protocol, and loses no
+// packet to a peer whose route stays the same. Changes that the kernel refuses are in Result, and the others are made nevertheless. If the
+// kernel's state cannot be read, nothing is deleted and an error returned.
 func Apply(n *kernel.NS, want Wanted, opt Options) (Result, error) {
 	first, err := apply(n, want, opt)
 	if err != nil || len(first.Failed) == 0 || first.deleted == 0 {
 		return first.Result, err
 	}
-	// The second pass of Apply retries the failed changes, because an object that the first pass deleted may have caused the failures.
+	// The second pass retries failed changes, since an object that the first one deleted may have been the cause.
 	second, err := apply(n, want, opt)
 	second.Changes += first.Changes
 	second.Had, second.Unwanted = first.Had, first.Unwanted
 	return second.Result, err
 }
 
-// Remove deletes the tunnel. Remove also deletes all routes, nexthop objects and neighbours whose protocol number is Protocol.
+// Remove deletes the tunnel, and all routes, nexthop objects and neighbours with Protocol.
 func Remove(n *kernel.NS) (changes int, err error) {
 	r, err := Apply(n, Wanted{}, Options{})
 	return r.Changes, errors.Join(append(slices.Collect(maps.Values(r.Failed)), r.Other, err)...)
 }
 
-// The type pass contains the state of one pass of Apply. The method apply() compares the kernel with the wanted state once, and makes the
-// changes.
+// pass is the state of one pass of Apply, in which apply compares the kernel with the wanted state once and makes the changes.
 type pass struct {
 	Result
 	n           *kernel.NS
@@ -134,7 +131,7 @@ func apply(n *kernel.NS, want Wanted, opt Options) (*pass, error) {
 	return p, nil
 }
 
-// noteChange increments Changes if err is nil, and returns err.
+// noteChange counts a change if err is nil, and returns err.
 func (p *pass) noteChange(err error) error {
 	if err == nil {
 		p.Changes++
@@ -142,7 +139,7 @@ func (p *pass) noteChange(err error) error {
 	return err
 }
 
-// deleteUnwanted calls the given function, which deletes an unwanted object. If Options.Keep is set, deleteUnwanted only counts the object.
+// deleteUnwanted calls del for an unwanted object, or only counts it with Options.Keep.
 func (p *pass) deleteUnwanted(del func() error) {
 	if p.opt.Keep {
 		p.Kept++
@@ -203,8 +200,8 @@ func routeKeyOf(r kernel.ProtocolRoute) routeKey {
 	return routeKey{r.Dst, r.Metric}
 }
 
-// applyRoutes adds and replaces the wanted routes. If the kernel refuses to change a route, the nexthop object of this route must stay.
-// applyRoutes returns the IDs of these nexthop objects.
+// applyRoutes adds and replaces the wanted routes. It returns the nexthop IDs of routes that the kernel refused to change; these objects
+// must stay.
 func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	have := make(map[routeKey]found, len(p.existing))
 	for _, r := range p.existing {
@@ -234,11 +231,9 @@ func (p *pass) applyRoutes(want Wanted) (staying map[uint32]bool, err error) {
 	return staying, nil
 }
 
-// errUnread means that the routes of other programs cannot be read.
 var errUnread = errors.New("routes of other programs could not be read")
 
-// applyRoute adds a route. If the agent's old route exists, applyRoute replaces it. applyRoute also replaces a route of another program
-// that Options.Adopt selects.
+// applyRoute adds a route, or replaces the agent's old one or another program's that Options.Adopt selects.
 func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -278,8 +273,7 @@ func (p *pass) applyRoute(r kernel.ProtocolRoute, ours bool) error {
 	return p.takeOver(adopted, r, ours)
 }
 
-// takeOver deletes the routes of other programs that Options.Adopt selects, after the agent's route was added. takeOver skips the route
-// that the agent's route has replaced.
+// takeOver deletes, after the agent's route was added, the routes that Options.Adopt selects, except one that it already replaced.
 func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) error {
 	replaced := ours
 	for _, f := range adopted {
@@ -294,8 +288,8 @@ func (p *pass) takeOver(adopted []found, r kernel.ProtocolRoute, ours bool) erro
 	return nil
 }
 
-// readForeign reads the routes of other programs once per pass. readForeign is called only when a route must be added or replaced, because
-// the call is slow if many routes exist.
+// readForeign reads the routes of other programs once per pass, and only when a route must be added or replaced, because with many routes
+// it is slow.
 func (p *pass) readForeign() error {
 	if p.foreign != nil {
 		return nil
@@ -313,8 +307,8 @@ func (p *pass) readForeign() error {
 	return nil
 }
 
-// findInside stores in Result.Inside each route of another program that leads to a part of a peer's podCIDR. Such a route is more specific
-// than the agent's route, so the kernel prefers it and packets take another path.
+// findInside stores in Result.Inside each route of another program to a part of a peer's podCIDR. The kernel prefers such a more specific
+// route, so packets take another path.
 func (p *pass) findInside(want Wanted) error {
 	if err := p.readForeign(); err != nil {
 		return err
@@ -343,7 +337,7 @@ func (p *pass) findInside(want Wanted) error {
 	return nil
 }
 
-// sweepRoutes deletes the unwanted routes whose protocol number is Protocol.
+// sweepRoutes deletes the unwanted routes with Protocol.
 func (p *pass) sweepRoutes(want Wanted) {
 	wanted := make(map[routeKey]bool, len(want.Routes))
 	for _, r := range want.Routes {

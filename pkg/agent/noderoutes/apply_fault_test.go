@@ -20,9 +20,9 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// TestFaultRoutes makes each change of Apply fail once, and kills Apply at each change once. TestFaultRoutes checks that the next call of
-// Apply, without a fault, reaches the same state as if no fault had occurred. TestFaultRoutes changes the kernel from no routes to a first
-// state, from the first to a second state, and from the second state to no routes. Objects of other programs stay unchanged.
+// TestFaultRoutes lets each change of Apply fail once, and kills Apply at each once. The next call without a fault must reach the same
+// state as if there had been none, on the way from no routes to a first state, a second one, and back to none. Objects of other programs
+// stay unchanged.
 func TestFaultRoutes(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -50,7 +50,7 @@ func TestFaultRoutes(t *testing.T) {
 	}
 }
 
-// injectFaults repeats the change from one state to another. In each repetition, the fault occurs at the next kernel change.
+// injectFaults goes from one state to another again and again, with the fault at the next kernel change each time.
 func (n labNode) injectFaults(from, to Wanted, injected string) {
 	n.mustApply(Wanted{}, Options{})
 	n.mustApply(from, Options{})
@@ -74,7 +74,7 @@ func (n labNode) injectFaults(from, to Wanted, injected string) {
 	}
 }
 
-// applyWith runs Apply in a child process with an injected fault. applyWith returns the list of all kernel changes that the process began.
+// applyWith runs Apply in a child process with an injected fault, and returns the kernel changes that it began.
 func (n labNode) applyWith(injected string, want Wanted) (moments []string) {
 	n.Helper()
 	text, err := json.Marshal(want)

@@ -19,8 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// monitor() subscribes to the kernel's events about links, routes, nexthop objects and neighbours. monitor() returns a function. Each call
-// of this function returns the number of events since the previous call.
+// monitor subscribes to events about links, routes, nexthop objects and neighbours. changes returns how many came since its last call.
 func (n labNode) monitor() (changes func() int) {
 	n.Helper()
 	fd := -1
@@ -53,14 +52,14 @@ func (n labNode) monitor() (changes func() int) {
 	}
 }
 
-// isDynamicNeighbour reports whether an event is about a neighbour entry that the kernel itself added, changed or deleted.
+// isDynamicNeighbour reports whether an event is about a neighbour entry that the kernel itself changed.
 func isDynamicNeighbour(message []byte) bool {
 	kind, body := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
 	return (kind == unix.RTM_NEWNEIGH || kind == unix.RTM_DELNEIGH) && binary.NativeEndian.Uint16(body[8:])&unix.NUD_PERMANENT == 0
 }
 
-// TestApply checks that Apply creates the wanted state. TestApply also checks that packets reach the peers. A second call of Apply changes
-// nothing. Apply deletes unwanted objects, and Remove restores the initial state.
+// TestApply creates the wanted state and reaches the peers. A second call changes nothing, unwanted objects are deleted, and Remove
+// restores the initial state.
 func TestApply(t *testing.T) {
 	l := newLAN(t, 2)
 	a, b := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
@@ -108,7 +107,6 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// addForeign adds routes and a neighbour of other programs to a node.
 func (n labNode) addForeign() {
 	n.Helper()
 	n.runInside(func() error {
@@ -125,8 +123,7 @@ func (n labNode) addForeign() {
 
 func holds(s *snapshot.Snapshot, part string) bool { return strings.Contains(s.String(), part) }
 
-// TestConflicts checks that Apply keeps the routes of other programs that lead to a podCIDR, and reports these routes in the format of
-// ip-route(8). Apply must add all routes that have no conflict.
+// TestConflicts: routes of other programs to a podCIDR are kept and reported in the format of ip-route(8), and all other routes added.
 func TestConflicts(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -157,8 +154,7 @@ func TestConflicts(t *testing.T) {
 	a.mustBeUnchanged(before)
 }
 
-// TestInside checks that Apply with Options.Inside reports a route of another program that leads to a part of a peer's podCIDR. Apply must
-// not report routes that lead to pods of this node.
+// TestInside: Options.Inside reports other programs' routes to a part of a peer's podCIDR, but not those to pods of this node.
 func TestInside(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -176,8 +172,7 @@ func TestInside(t *testing.T) {
 	kerneltest.Must(t, err)
 }
 
-// TestForeignNexthop checks that Apply keeps a nexthop object of another program that uses an ID of the agent. Only the routes that need
-// the ID of this nexthop object fail.
+// TestForeignNexthop: another program's nexthop object with an ID of the agent is kept. Only the routes that need this ID fail.
 func TestForeignNexthop(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -195,8 +190,7 @@ func TestForeignNexthop(t *testing.T) {
 	a.mustBeUnchanged(before)
 }
 
-// TestFailedAlone checks that Apply reports a change that the kernel refuses, and makes all other changes. An object that the kernel
-// refused to change keeps its previous state.
+// TestFailedAlone: if the kernel refuses a change, it is reported, the object keeps its state, and all other changes are made.
 func TestFailedAlone(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -229,8 +223,8 @@ func TestFailedAlone(t *testing.T) {
 	}
 }
 
-// TestFamilyOfGateway checks that one call of Apply can change the nexthop object of an IPv4 podCIDR from an IPv6 gateway to an IPv4
-// gateway. The change also succeeds if an unwanted IPv6 route still uses the nexthop object.
+// TestFamilyOfGateway: one Apply can move the nexthop object of an IPv4 podCIDR from an IPv6 to an IPv4 gateway, even if an unwanted IPv6
+// route still uses it.
 func TestFamilyOfGateway(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
@@ -247,7 +241,7 @@ func TestFamilyOfGateway(t *testing.T) {
 	}
 }
 
-// TestLinkDown checks that one Apply restores the routes and nexthop objects that the kernel removed when the link went down.
+// TestLinkDown: one Apply restores the routes and nexthop objects that the kernel removed with the link.
 func TestLinkDown(t *testing.T) {
 	l := newLAN(t, 2)
 	a, _ := newNode(t).joinLAN(l, "eth0", 1), newNode(t).joinLAN(l, "eth0", 2).withPods(2)
@@ -269,7 +263,6 @@ func TestLinkDown(t *testing.T) {
 	a.mustReach(podAddress(2, true), true)
 }
 
-// TestWays checks the link, OnLink and Reason that Ways returns for each kind of address.
 func TestWays(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

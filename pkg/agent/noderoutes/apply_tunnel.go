@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// applyTunnel creates the tunnel device and its forwarding entries and neighbours. applyTunnel returns a function that deletes unwanted
-// entries. The caller must first delete the routes that use the unwanted entries.
+// applyTunnel creates the tunnel device with its forwarding entries and neighbours. sweep deletes unwanted entries; the caller must first
+// delete the routes that use them.
 func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	if want.Tunnel == nil {
 		return p.sweepTunnels()
@@ -47,8 +47,8 @@ func (p *pass) applyTunnel(want Wanted) (sweep func(), err error) {
 	return func() { p.sweepEntries(*want.Tunnel, neighbours, remotes) }, nil
 }
 
-// applyTunnelAddresses sets the addresses of the tunnel device. applyTunnelAddresses first deletes unwanted addresses, because the kernel
-// prefers the oldest address as the source address.
+// applyTunnelAddresses sets the addresses of the tunnel device. It deletes unwanted ones first, because the kernel prefers the oldest as
+// the source address.
 func (p *pass) applyTunnelAddresses(wanted []netip.Addr) error {
 	have, err := p.n.Addresses(p.tunnel)
 	if err != nil {
@@ -115,7 +115,7 @@ func (p *pass) sweepEntries(tunnel Tunnel, neighbours map[netip.Addr]string, rem
 	}
 }
 
-// sweepTunnels returns a function that deletes the agent's tunnel devices. applyTunnel calls the returned function if no tunnel is wanted.
+// sweepTunnels returns a function that deletes the agent's tunnel devices, for when no tunnel is wanted.
 func (p *pass) sweepTunnels() (sweep func(), err error) {
 	all, err := p.n.VXLANs()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type bigNode is a node and its wanted state. The wanted state contains many peers, and each peer has two podCIDRs.
+// bigNode is a node with many peers of two podCIDRs each, and its wanted state.
 type bigNode struct {
 	labNode
 	peers    int
@@ -61,8 +61,8 @@ func newBig(b *testing.B, peers int, tunnel bool) bigNode {
 	return n
 }
 
-// BenchmarkApply measures three cases: the start of a node (Ways and Apply), a call of Apply without changes, and a call of Apply after a
-// peer changed its addresses. All peers have both address families.
+// BenchmarkApply measures the start of a node (Ways and Apply), an Apply without changes, and one after a peer changed its addresses. All
+// peers have both families.
 func BenchmarkApply(b *testing.B) {
 	for _, peers := range []int{1000, 5000} {
 		for _, tunnel := range []bool{false, true} {

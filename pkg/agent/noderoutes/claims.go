@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// The type claims contains the owner of each podCIDR and of each address. Two CIDRs overlap only if one contains the other. To find an
-// overlap, one lookup for each prefix length in use is therefore enough. Most clusters use two prefix lengths.
+// claims holds the owner of each podCIDR and address. Two CIDRs overlap only if one contains the other, so one lookup for each prefix
+// length in use, of which most clusters have two, finds an overlap.
 type claims struct {
 	cfg        Config
 	self       Self
@@ -32,10 +32,9 @@ type (
 	}
 )
 
-// newClaims returns the claims of all nodes. The nodes in the argument of newClaims must be sorted from the oldest to the newest. The
-// second argument of newClaims is the index of this node. For nodes other than this node, newClaims uses only addresses that can be
-// gateways. A kubelet can put any number of addresses into its Node object. If newClaims used all these addresses, one kubelet could block
-// the podCIDRs of all nodes.
+// newClaims returns the claims of all nodes, which must be sorted from the oldest; own is this node's index. For other nodes only addresses
+// that can be gateways count: a kubelet can put any number of addresses into its Node object, and could otherwise block the podCIDRs of all
+// nodes.
 func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	c := &claims{cfg: cfg, self: self, lengths: map[bool][]int{}, covers: map[netip.Prefix]address{},
 		podCIDRs: make(map[netip.Prefix]string, 2*len(all)), containers: map[netip.Prefix]podCIDR{},
@@ -57,8 +56,7 @@ func newClaims(all []nodeObject, own int, self Self, cfg Config) *claims {
 	return c
 }
 
-// addCovers adds each prefix that contains an address of the node to the map c.covers. addCovers considers only the prefix lengths of
-// podCIDRs. addCovers skips a prefix in which an older node already has an address.
+// addCovers adds each prefix of a podCIDR's length that contains an address of the node, unless an older node already has an address in it.
 func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	for _, a := range addresses {
 		for _, bits := range c.lengths[a.Is4()] {
@@ -70,8 +68,7 @@ func (c *claims) addCovers(addresses []netip.Addr, node string, age int) {
 	}
 }
 
-// peersOf returns one Peer for each podCIDR of another node. The second argument of peersOf is the index of the node in the list of all
-// nodes, from the oldest to the newest.
+// peersOf returns one Peer for each podCIDR of another node. age is its index among all nodes, from the oldest.
 func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	for _, fault := range n.faults {
 		peers = append(peers, Peer{Name: n.name, State: Refused, Reason: fault})
@@ -87,7 +84,7 @@ func (c *claims) peersOf(n nodeObject, age int, older bool) (peers []Peer) {
 	return peers
 }
 
-// claimPodCIDR records a node as the owner of a podCIDR. If the node cannot get the podCIDR, claimPodCIDR returns the state and the reason.
+// claimPodCIDR records a node as the owner of a podCIDR, or returns the state and the reason why the node cannot have it.
 func (c *claims) claimPodCIDR(p netip.Prefix, n nodeObject, age int, older bool) (State, string) {
 	for _, own := range c.self.PodCIDRs {
 		if own.Overlaps(p) {
@@ -135,8 +132,8 @@ func (c *claims) conflictingAddress(p netip.Prefix, n nodeObject, age int) (a ad
 	return address{}, false
 }
 
-// setGateway sets the addresses Gateway and Underlay of a peer. setGateway prefers a gateway of the same family as the podCIDR. An IPv4
-// podCIDR can also use an IPv6 gateway. An IPv6 podCIDR can use an IPv4 gateway only through the tunnel.
+// setGateway sets a peer's Gateway and Underlay. It prefers a gateway of the podCIDR's family. An IPv4 podCIDR can also use an IPv6
+// gateway, but an IPv6 podCIDR an IPv4 one only through the tunnel.
 func (c *claims) setGateway(p *Peer, n nodeObject) {
 	is4 := p.PodCIDR.Addr().Is4()
 	tunnel := c.cfg.OffLink == OffLinkVXLAN
@@ -164,7 +161,7 @@ func (c *claims) setGateway(p *Peer, n nodeObject) {
 	}
 }
 
-// claimAddress records a node as the owner of an address. If another node already owns the address, claimAddress returns the reason.
+// claimAddress records a node as the owner of an address, or returns the reason why another one is.
 func (c *claims) claimAddress(a netip.Addr, node string) (reason string) {
 	owner, taken := c.addresses[a]
 	own := slices.IndexFunc(c.self.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -9,8 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestClaims checks that the older of two nodes keeps a podCIDR or address that both nodes claim. The error of the younger node contains
-// the name of the older node.
+// TestClaims: of two nodes with the same podCIDR or address the older keeps it, and the error of the younger names the older.
 func TestClaims(t *testing.T) {
 	const reason = ", which is older"
 	twin := nodeOf("b", 2, "10.1.2.0/24", "192.0.2.3")

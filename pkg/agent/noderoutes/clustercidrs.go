@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// clusterCIDRs returns the CIDRs of all pods. If the configuration contains no CIDRs, the podCIDRs of all nodes are the result. If there
-// are more than MaxClusterCIDRs, clusterCIDRs returns only the first MaxClusterCIDRs, and an Advice.
+// clusterCIDRs returns the CIDRs of all pods: the configured ones, or else the podCIDRs of all nodes. If there are more than
+// MaxClusterCIDRs, it returns that many with an Advice.
 func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, advice []Advice) {
 	if len(configured) > 0 {
 		advice = adviseClusterCIDRs(configured, podCIDRs)
@@ -26,14 +26,14 @@ func clusterCIDRs(configured, podCIDRs []netip.Prefix) (cidrs []netip.Prefix, ad
 	return cidrs, advice
 }
 
-// MergeCIDRs merges two lists of CIDRs, and returns at most MaxClusterCIDRs CIDRs.
+// MergeCIDRs merges two lists of CIDRs into at most MaxClusterCIDRs.
 func MergeCIDRs(a, b []netip.Prefix) []netip.Prefix {
 	all := mergeCIDRs(slices.Concat(a, b))
 	return all[:min(len(all), nodefile.MaxClusterCIDRs)]
 }
 
-// mergeCIDRs returns the shortest sorted list of CIDRs with exactly the same addresses. mergeCIDRs drops a CIDR that is part of another
-// CIDR. If the list contains both halves of a larger CIDR, mergeCIDRs replaces them with the larger CIDR.
+// mergeCIDRs returns the shortest sorted list of CIDRs with exactly the same addresses: a CIDR inside another is dropped, and two halves
+// are joined.
 func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	cidrs = slices.Clone(cidrs)
 	slices.SortFunc(cidrs, netip.Prefix.Compare)
@@ -54,7 +54,7 @@ func mergeCIDRs(cidrs []netip.Prefix) (merged []netip.Prefix) {
 	return merged
 }
 
-// joinHalves returns the CIDR whose two halves are a and b. The second result of joinHalves reports whether this larger CIDR exists.
+// joinHalves returns the CIDR whose halves are a and b, and whether there is one.
 func joinHalves(a, b netip.Prefix) (netip.Prefix, bool) {
 	if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().Is4() != b.Addr().Is4() {
 		return netip.Prefix{}, false

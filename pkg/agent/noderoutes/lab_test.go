@@ -28,8 +28,7 @@ func TestMain(m *testing.M) {
 	kerneltest.Main(m)
 }
 
-// applierEnv is an environment variable with the path of a network namespace. A child process with this variable reads a value of type
-// Wanted from stdin, and calls Apply with this value in the namespace.
+// applierEnv has the path of a network namespace. A child process with it reads a Wanted from stdin and applies it in that namespace.
 const applierEnv = "NODEROUTES_APPLY_IN"
 
 func applier(path string) (exit int) {
@@ -53,8 +52,8 @@ func applier(path string) (exit int) {
 	return 0
 }
 
-// The type lan is an Ethernet network that connects test nodes: a bridge in the namespace of the test. The addresses of the nodes contain
-// the number of the LAN: 192.0.<number>.x and fd00:<number>::x.
+// lan is an Ethernet network between test nodes: a bridge in the namespace of the test. The nodes' addresses contain the number of the LAN:
+// 192.0.<number>.x and fd00:<number>::x.
 type lan struct {
 	testing.TB
 	host   *kernel.Node
@@ -78,7 +77,7 @@ func newLAN(t testing.TB, number int) lan {
 	return lan{t, host, bridge, number}
 }
 
-// The type labNode is a test node: a network namespace with links to LANs.
+// labNode is a test node: a network namespace with links to LANs.
 type labNode struct {
 	testing.TB
 	pod *sandbox.Pod
@@ -94,16 +93,14 @@ func newNode(t testing.TB) labNode {
 	kerneltest.Must(t, err)
 	t.Cleanup(func() { ns.Close(); f.Close() })
 	kerneltest.Must(t, ns.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"}, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"},
-		// For forwarded packets, the kernel sends neighbour solicitations from the link-local address of the link. Therefore, this address must
-		// not be tentative.
+		// The kernel sends neighbour solicitations for forwarded packets from the link-local address, which must not be tentative.
 		kernel.Sysctl{Path: "ipv6/conf/default/accept_dad", Value: "0"}))
 	n := labNode{t, pod, ns}
 	n.runInside(func() error { return netlink.LinkSetUp(mustLink("lo")) })
 	return n
 }
 
-// joinLAN connects a node to a LAN. For each number in "ids", the node's link gets the IPv4 address and the IPv6 address of the LAN that
-// end in this number.
+// joinLAN connects a node to a LAN. Its link gets the IPv4 and IPv6 address that ends in each of ids.
 func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	n.Helper()
 	f, err := os.Open(n.pod.Path)
@@ -130,7 +127,7 @@ func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 	return n
 }
 
-// addressOf returns the address that the node with the given number has in the LAN.
+// addressOf returns the address of a node in the LAN by the node's number.
 func (l lan) addressOf(id int, v6 bool) netip.Addr {
 	if v6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", l.number, id))
@@ -138,7 +135,7 @@ func (l lan) addressOf(id int, v6 bool) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("192.0.%d.%d", l.number, id))
 }
 
-// cidrOf returns the podCIDR of the node with the given number.
+// cidrOf returns the podCIDR of a node by its number.
 func cidrOf(id int, v6 bool) netip.Prefix {
 	if v6 {
 		return netip.MustParsePrefix(fmt.Sprintf("fd10:%x::/64", id))
@@ -146,10 +143,9 @@ func cidrOf(id int, v6 bool) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.0/24", id/256, id%256))
 }
 
-// podAddress returns an address in the podCIDR of the node with the given number.
 func podAddress(id int, v6 bool) netip.Addr { return cidrOf(id, v6).Addr().Next() }
 
-// withPods adds one address of each podCIDR to the loopback device of the node. The test uses the added addresses in place of pods.
+// withPods adds an address of each podCIDR to the node's loopback device, in place of pods.
 func (n labNode) withPods(id int) labNode {
 	n.runInside(func() error {
 		return errors.Join(addAddress("lo", fmt.Sprint(podAddress(id, false), "/32")), addAddress("lo", fmt.Sprint(podAddress(id, true), "/128")))
@@ -157,7 +153,6 @@ func (n labNode) withPods(id int) labNode {
 	return n
 }
 
-// runInside runs f inside the node's namespace.
 func (n labNode) runInside(f func() error) {
 	n.Helper()
 	if err := n.pod.Do(f); err != nil {
@@ -165,7 +160,6 @@ func (n labNode) runInside(f func() error) {
 	}
 }
 
-// linkOf returns a link of the node, and fails the test if the link is missing.
 func (n labNode) linkOf(name string) kernel.Link {
 	n.Helper()
 	l, ok, err := n.ns.Link(name)
@@ -175,8 +169,7 @@ func (n labNode) linkOf(name string) kernel.Link {
 	return l
 }
 
-// mustApply calls Apply and fails the test if a change failed. mustApply also checks that Result.Has is the number of the agent's routes in
-// the kernel.
+// mustApply calls Apply without a failed change, and compares Result.Has with the agent's routes in the kernel.
 func (n labNode) mustApply(want Wanted, opt Options) Result {
 	n.Helper()
 	r, err := Apply(n.ns, want, opt)
@@ -195,7 +188,6 @@ func (n labNode) mustApply(want Wanted, opt Options) Result {
 	return r
 }
 
-// snapshot() returns a snapshot of the node's network namespace.
 func (n labNode) snapshot() *snapshot.Snapshot {
 	n.Helper()
 	var s *snapshot.Snapshot
@@ -203,7 +195,6 @@ func (n labNode) snapshot() *snapshot.Snapshot {
 	return s
 }
 
-// mustBeUnchanged reports an error for each difference from a snapshot.
 func (n labNode) mustBeUnchanged(before *snapshot.Snapshot) {
 	n.Helper()
 	for _, line := range snapshot.Diff(before, n.snapshot()) {
@@ -219,7 +210,6 @@ func mustLink(name string) netlink.Link {
 	return l
 }
 
-// addAddress adds an address to a link of the caller's namespace.
 func addAddress(link, prefix string) error {
 	a, err := netlink.ParseAddr(prefix)
 	if err != nil {

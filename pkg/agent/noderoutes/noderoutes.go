@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package noderoutes computes and applies the kernel state that connects the pods of a node with the pods of other nodes. Peers and Plan
-// compute the wanted state without I/O. Apply compares the wanted state with the kernel and makes the necessary changes. Every object that
-// Apply creates has the route protocol Protocol. Apply does not change or delete objects of other programs, except routes that
-// Options.Adopt selects.
+// Package noderoutes computes and applies the kernel state that connects a node's pods with those of other nodes. Peers and Plan compute it
+// without I/O, and Apply makes the necessary changes. Every object of Apply has the route protocol Protocol; those of other programs are
+// left alone, except routes that Options.Adopt selects.
 package noderoutes
 
 import (
@@ -13,21 +12,21 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// Protocol is the protocol number of every route, nexthop object and neighbour of the agent (rtm_protocol). The number 142 is not used in
-// rt_protos of iproute2.
+// Protocol is the protocol number of the agent's routes, nexthop objects and neighbours (rtm_protocol). iproute2's rt_protos does not use
+// it.
 const Protocol = 142
 
-// Node holds fields of a Kubernetes Node object. The fields of Node are not yet validated.
+// Node holds fields of a Kubernetes Node object, not yet validated.
 type Node struct {
 	Name    string
 	UID     string
 	Created time.Time // metadata.creationTimestamp
-	// PodCIDRs is spec.podCIDRs. Addresses contains the node's addresses of type InternalIP in the order of status.addresses.
+	// PodCIDRs is spec.podCIDRs. Addresses has those of type InternalIP in the order of status.addresses.
 	PodCIDRs  []string
 	Addresses []string
 }
 
-// OffLink selects how this node reaches the pods of nodes that are not on a link of this node.
+// OffLink selects how this node reaches pods of nodes that share no link with it.
 type OffLink string
 
 // Values of OffLink.
@@ -45,9 +44,8 @@ type Config struct {
 	ClusterCIDRs []netip.Prefix // CIDRs of all pods; empty: computed from all nodes
 	MTU          int            // of pods, in bytes; 0: from the links to the peers
 	VXLAN        VXLAN
-	// Connected contains the subnets of this node's links. The podCIDR of a peer must not overlap the subnets in Connected. For this check,
-	// subnets in Connected that overlap the node's own podCIDRs, such as the subnet of cni0, are ignored. Connected must not contain
-	// destinations of routes to peers.
+	// Connected holds the subnets of this node's links, which no peer's podCIDR may overlap, except those that overlap the node's own
+	// podCIDRs, such as the subnet of cni0. It must not contain destinations of routes to peers.
 	Connected []netip.Prefix
 }
 
@@ -57,7 +55,7 @@ type VXLAN struct {
 	Port int `json:"port"` // UDP, 1 to 65535
 }
 
-// State says how this node reaches the pods in a peer's podCIDR, or why this node cannot reach these pods.
+// State says how this node reaches the pods in a peer's podCIDR, or why it cannot.
 type State string
 
 // Values of State.
@@ -70,21 +68,21 @@ const (
 	Failed   State = "failed"   // the kernel refused a change, which is retried: see Reason
 )
 
-// Peer is one podCIDR of another node, with the address of that node. For an invalid node object, Peer has no PodCIDR, and Reason describes
-// the error.
+// Peer is one podCIDR of another node, with that node's address. For an invalid node object PodCIDR is empty, and Reason describes the
+// error.
 type Peer struct {
 	Name    string
 	PodCIDR netip.Prefix
 	Gateway netip.Addr // address of the peer, of the podCIDR's family if it has one
-	// Underlay is the address of the peer in the address family of the tunnel. Without OffLinkVXLAN, Underlay is empty.
+	// Underlay is the peer's address in the family of the tunnel, or empty without OffLinkVXLAN.
 	Underlay netip.Addr
 	Age      int   // index of its node among all, oldest first
 	State    State // empty until Plan sets it
 	Reason   string
-	// Elder is true if the peer is older than this node and its podCIDR overlaps a podCIDR of this node. If Elder is true, the other nodes
-	// send packets for the overlapping addresses to the older peer.
+	// Elder is true if the peer is older than this node and its podCIDR overlaps one of this node, so other nodes send packets for the
+	// overlap to the peer.
 	Elder bool
-	// NoLink is true if the State is Refused because the peer shares no link with this node and OffLink is OffLinkRefuse.
+	// NoLink is true if State is Refused because the peer shares no link with this node and OffLink is OffLinkRefuse.
 	NoLink bool
 }
 
@@ -94,8 +92,7 @@ type Self struct {
 	Addresses []netip.Addr   // at most one of each family
 }
 
-// Underlay returns this node's address for the tunnel. If the node has an IPv4 address, Underlay returns this address. All nodes of a
-// cluster must use the same family for the tunnel.
+// Underlay returns this node's address for the tunnel, preferably IPv4. All nodes of a cluster must use the same family.
 func (s Self) Underlay() netip.Addr {
 	for _, a := range s.Addresses {
 		return a
@@ -118,23 +115,20 @@ type Wanted struct {
 	Advice   []Advice // errors in the configuration or in this node's object
 }
 
-// Advice describes an error that an administrator should correct. The field What says which part of the configuration contains the error.
-// The field Why contains the reason for the error, and the field Do contains the remedy.
+// Advice describes an error that an administrator should correct: What is the part of the configuration, Why the reason, Do the remedy.
 type Advice struct {
 	What, Why, Do string
 	BlocksPods    bool // no pod can work here: a node without node.json gets none
 }
 
-// TunnelLink is the value of Nexthop.Link for nexthop objects that use the tunnel. The ifindex of the tunnel device is unknown before Apply
-// creates the device.
+// TunnelLink is the Nexthop.Link of nexthop objects that use the tunnel, whose ifindex is unknown before Apply creates the device.
 const TunnelLink = 0
 
-// Tunnel is the wanted VXLAN device. The device does not learn addresses, because its forwarding entries for the peers are static.
+// Tunnel is the wanted VXLAN device. It learns no addresses, because its forwarding entries are static.
 type Tunnel struct {
 	kernel.VXLAN
-	// Addresses contains the addresses of the tunnel device. The addresses of the tunnel device are in the node's own podCIDRs. The kernel
-	// uses these addresses as the source addresses of packets that the node itself sends through the tunnel. The replies to these packets
-	// therefore also use the tunnel.
+	// Addresses are those of the device, from the node's own podCIDRs. The kernel uses them as source addresses of the node's own packets
+	// through the tunnel, so the replies take the tunnel too.
 	Addresses []netip.Addr
 	Peers     []kernel.TunnelPeer
 }

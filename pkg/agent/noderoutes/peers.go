@@ -10,14 +10,12 @@ import (
 	"strings"
 )
 
-// Peers validates the Node objects of all nodes, including this node. Peers returns one Peer for each podCIDR of the other nodes, sorted by
-// name and podCIDR. If this node cannot use a podCIDR, the fields State and Reason of its Peer say why. The order of the nodes in the
-// argument of Peers does not matter. Peers returns an error if the object of this node is missing or invalid.
+// Peers validates all Node objects, including this node's, in any order. It returns one Peer for each podCIDR of the other nodes, sorted by
+// name and podCIDR; for those that this node cannot use, State and Reason say why. It fails if this node's object is missing or invalid.
 //
-// Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one node contains an address of the other node. The
-// older of the two nodes keeps the podCIDR or the address. The node with the earlier creationTimestamp is older. If both nodes have the
-// same creationTimestamp, the node with the smaller UID is older. A node always keeps its own podCIDRs, because its pods already have
-// addresses in these podCIDRs.
+// Two nodes conflict if they have the same podCIDR or address, or if the podCIDR of one contains an address of the other. The older one
+// keeps it: that with the earlier creationTimestamp, then with the smaller UID. A node always keeps its own podCIDRs, because its pods
+// already use their addresses.
 func Peers(nodes []Node, cfg Config) (Self, []Peer, error) {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, byAge)
@@ -112,7 +110,7 @@ func check(n Node, cfg Config) nodeObject {
 	return c
 }
 
-// unusableReason returns the reason why no route can lead to the address of a node, or "" if the address is usable.
+// unusableReason returns why no route can lead to a node's address, or "" if one can.
 func unusableReason(a netip.Addr, err error, within []netip.Prefix) string {
 	switch {
 	case err != nil:
@@ -129,8 +127,7 @@ func unusableReason(a netip.Addr, err error, within []netip.Prefix) string {
 	return ""
 }
 
-// broadcastReason returns the reason why an address is unusable, or "" if the address is usable. An address is unusable if it is the
-// broadcast address or the first address of a subnet of this node's links.
+// broadcastReason returns why an address is unusable as the broadcast or first address of a subnet of this node's links, or "".
 func broadcastReason(a netip.Addr, connected []netip.Prefix) string {
 	for _, s := range connected {
 		if !a.Is4() || !s.Addr().Is4() || s.Bits() > 30 || !s.Contains(a) {
@@ -153,7 +150,7 @@ func (c nodeObject) firstUsable(is4 bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// routableAddresses returns the addresses of a node that can be gateways: the first usable address of each family.
+// routableAddresses returns the addresses of a node that can be gateways: the first usable one of each family.
 func (c nodeObject) routableAddresses() (list []netip.Addr) {
 	for _, is4 := range []bool{true, false} {
 		if a, ok := c.firstUsable(is4); ok {
@@ -163,15 +160,13 @@ func (c nodeObject) routableAddresses() (list []netip.Addr) {
 	return list
 }
 
-// SelfError is the error for an invalid or missing object of this node. The field Why contains the reason for the error, and the field Do
-// contains the remedy.
+// SelfError is the error for an invalid or missing object of this node, with its reason and remedy.
 type SelfError struct{ Why, Do string }
 
-// Error returns the reason why the object is missing or invalid.
+// Error returns the reason.
 func (e *SelfError) Error() string { return e.Why }
 
-// asSelf returns the content of this node's own object. asSelf returns an error if any part of the object is invalid, because node.json
-// needs all podCIDRs.
+// asSelf returns the content of this node's own object. Any invalid part is an error, because node.json needs all podCIDRs.
 func (c nodeObject) asSelf() (s Self, err *SelfError) {
 	if len(c.faults) > 0 {
 		return Self{}, &SelfError{c.faults[0], "kube-controller-manager gives podCIDRs with --allocate-node-cidrs and --cluster-cidr; " +
@@ -196,7 +191,6 @@ func (c nodeObject) asSelf() (s Self, err *SelfError) {
 	return s, nil
 }
 
-// notForPods returns the address ranges that pods cannot use.
 func notForPods() [8]netip.Prefix {
 	v4 := func(a, b byte, bits int) netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{a, b}), bits) }
 	v6 := func(a, b byte, bits int) netip.Prefix {
@@ -207,8 +201,7 @@ func notForPods() [8]netip.Prefix {
 		v6(0, 0, 96), v6(0xfe, 0x80, 10), v6(0xff, 0, 8)} // loopback, link-local, multicast
 }
 
-// parsePodCIDR parses a podCIDR. parsePodCIDR returns an error for prefixes whose addresses pods cannot use, because a route to such a
-// prefix would divert other traffic.
+// parsePodCIDR refuses prefixes whose addresses pods cannot use, because a route to them would divert other traffic.
 func parsePodCIDR(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	switch {

@@ -16,8 +16,7 @@ func same() cmp.Options {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
 }
 
-// nodeOf returns a Node with a name, podCIDRs, addresses, and a day in January 2026 as its creation time. In the text arguments of nodeOf,
-// spaces separate the podCIDRs and the addresses.
+// nodeOf returns a Node that was created on a day of January 2026. Spaces separate its podCIDRs and addresses.
 func nodeOf(name string, day int, podCIDRs, addresses string) Node {
 	return Node{Name: name, UID: "uid-" + name, Created: time.Date(2026, 1, day, 0, 0, 0, 0, time.UTC), PodCIDRs: strings.Fields(podCIDRs),
 		Addresses: strings.Fields(addresses)}
@@ -25,7 +24,7 @@ func nodeOf(name string, day int, podCIDRs, addresses string) Node {
 
 func self() Node { return nodeOf("self", 10, "10.1.0.0/24 fd00:1::/64", "192.0.2.1 2001:db8::1") }
 
-// peerRow contains the fields of a Peer that the tests compare.
+// peerRow holds the fields of a Peer that the tests compare.
 type peerRow struct{ Name, PodCIDR, Gateway, State, Reason string }
 
 func rows(peers []Peer) (list []peerRow) {
@@ -107,7 +106,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestPeerAddresses checks that Peers ignores a node's address if no route can lead to it.
+// TestPeerAddresses: a node's address to which no route can lead is ignored.
 func TestPeerAddresses(t *testing.T) {
 	within := []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	for _, c := range []struct {
@@ -144,7 +143,7 @@ func TestPeerAddresses(t *testing.T) {
 	}
 }
 
-// TestSelf checks that Peers returns an error if any part of this node's own object is invalid.
+// TestSelf: any invalid part of this node's own object is an error.
 func TestSelf(t *testing.T) {
 	for _, c := range []struct {
 		own  Node

@@ -14,18 +14,17 @@ import (
 )
 
 const (
-	// The IDs of the agent's nexthop objects are from firstNexthop to firstNexthop + nexthops - 1.
+	// The IDs of the agent's nexthop objects are firstNexthop to firstNexthop + nexthops - 1.
 	firstNexthop = 0x50000000
 	nexthops     = 1 << 28
-	// ownMetric is the metric of the unreachable route to the node's own podCIDR. The connected route of the bridge has a lower metric, so
-	// the kernel prefers that route while the bridge is up.
+	// ownMetric is the metric of the unreachable route to the node's own podCIDR. The bridge's connected route has a lower one, so it wins
+	// while the bridge is up.
 	ownMetric = 32767
 )
 
-// Plan returns the wanted kernel state, the peers with their states, and the content of node.json. The first two arguments of Plan are the
-// results of Peers. The third argument of Plan contains the current route to each gateway, and the link of each address of this node. Even
-// without peers, Plan uses the MTU of the links of this node's addresses. The output of Plan is sorted, and does not depend on the order of
-// the input.
+// Plan returns the wanted kernel state, the peers with their states, and the content of node.json. self and peers come from Peers; ways has
+// the route to each gateway and the link of each own address, whose MTU counts even without peers. The output is sorted and does not depend
+// on the order of the input.
 func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted, []Peer, nodefile.Node) {
 	peers = slices.Clone(peers)
 	slices.SortFunc(peers, byName)
@@ -60,9 +59,8 @@ func Plan(self Self, peers []Peer, ways map[netip.Addr]Way, cfg Config) (Wanted,
 	return p.want, peers, node
 }
 
-// oldestFirst returns the peers in the order in which Plan assigns IDs and next hops to them. In this order, the oldest node is first, and
-// the newest node is last. An older node therefore keeps its ID when a newer node joins, even if the names of both nodes have the same
-// hash.
+// oldestFirst returns the peers in the order in which they get IDs and next hops, so an older node keeps its ID when a newer one with the
+// same hash joins.
 func oldestFirst(peers []Peer) (list []*Peer) {
 	for i := range peers {
 		list = append(list, &peers[i])
@@ -71,8 +69,7 @@ func oldestFirst(peers []Peer) (list []*Peer) {
 	return list
 }
 
-// minMTU returns the smaller of two MTUs: the MTU in the first argument, and the MTU of the link in the second argument. minMTU ignores an
-// MTU of 0.
+// minMTU returns the smaller of mtu and the MTU of the way's link; 0 does not count.
 func minMTU(mtu int, way Way) int {
 	if way.MTU == 0 || way.Name == "lo" || mtu != 0 && mtu < way.MTU {
 		return mtu
@@ -88,8 +85,7 @@ type planner struct {
 	want   Wanted
 }
 
-// addPeer stores the State of a peer. If this node can reach the peer, addPeer also adds the route to the peer's podCIDR to the wanted
-// state.
+// addPeer stores a peer's State, and its route in the wanted state if this node can reach it.
 func (p *planner) addPeer(peer *Peer) {
 	way, known := p.ways[peer.Gateway]
 	mixed := peer.PodCIDR.Addr().Is6() && peer.Gateway.Is4() // only the tunnel carries IPv6 over IPv4
@@ -118,8 +114,8 @@ func (p *planner) addPeer(peer *Peer) {
 	}
 }
 
-// addRoute adds a route and its nexthop object. The ID of the nexthop object is a hash of the peer's name and the address family. The ID
-// therefore does not change when other peers join or leave.
+// addRoute adds a route with its nexthop object. The object's ID is a hash of the peer's name and the family, so it does not change when
+// other peers join or leave.
 func (p *planner) addRoute(peer *Peer, hop kernel.Nexthop) {
 	id := hash(peer.Name, peer.PodCIDR.Addr().Is4()) % nexthops
 	for p.ids[id] {
@@ -140,9 +136,8 @@ func hash(name string, is4 bool) uint32 {
 	return h.Sum32()
 }
 
-// podMTU returns the MTU of pods, or 0 if this MTU is unknown. If no MTU is configured, the result of podMTU is the MTU of the uplink minus
-// the overhead of the tunnel. podMTU subtracts the overhead of a configured tunnel even if no peer needs the tunnel yet. A later peer may
-// need the tunnel, and running pods keep their MTU.
+// podMTU returns the MTU of pods, or 0 if unknown: the configured one, or the uplink's minus the overhead of a configured tunnel. The
+// overhead counts even if no peer needs the tunnel yet, because one may come later and running pods keep their MTU.
 func (c Config) podMTU(self Self, uplink int) int {
 	if c.MTU != 0 {
 		return c.MTU
@@ -153,5 +148,5 @@ func (c Config) podMTU(self Self, uplink int) int {
 	return min(max(0, uplink), maxMTU)
 }
 
-// maxMTU is the size of the largest IP packet in bytes (IP_MAX_MTU of the kernel). The MTU of a loopback device can be larger than maxMTU.
+// maxMTU is the size of the largest IP packet in bytes (the kernel's IP_MAX_MTU), which a loopback device's MTU can exceed.
 const maxMTU = 65535

@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// runPlan calls Peers and Plan for the node "self". The subnets 192.0.2.0/24 and 2001:db8::/64 are on link 2 of this node. 203.0.113.0/24
-// is unreachable. In runPlan, the routes to all other addresses lead to a router on link 3.
+// runPlan calls Peers and Plan for the node "self". 192.0.2.0/24 and 2001:db8::/64 are on its link 2, 203.0.113.0/24 is unreachable, and
+// all else is behind a router on link 3.
 func runPlan(t *testing.T, cfg Config, nodes ...Node) (Wanted, []Peer, nodefile.Node) {
 	t.Helper()
 	cfg.Self = "self"
@@ -106,7 +106,6 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestReasons checks the Reason of peers without a route.
 func TestReasons(t *testing.T) {
 	for _, c := range []struct {
 		way    OffLink
@@ -158,15 +157,14 @@ func TestTunnel(t *testing.T) {
 	if diff := cmp.Diff(tunnel, want.Tunnel, same()); diff != "" || file.MTU != 1450 {
 		t.Errorf("MTU %d\n%s", file.MTU, diff)
 	}
-	// If the underlay of the tunnel is IPv6, the MAC of the tunnel device is a hash of the node's address.
+	// With an IPv6 underlay, the device's MAC is a hash of the node's address.
 	cfg.AddressCIDRs = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}
 	want, _, file = runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24", "198.51.100.3 2001:db8:1::3"))
 	if file.MTU != 1430 || want.Tunnel.MTU != 1430 || want.Tunnel.MAC.String() != "0e:1e:03:d7:e1:ca" ||
 		want.Tunnel.Local != addr("2001:db8::1") {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
-	// No peer needs the tunnel, so Plan wants no tunnel device. The MTU of pods is still the MTU of the link minus the overhead of the
-	// tunnel.
+	// No peer needs the tunnel, so there is no device, but pods still have the link's MTU minus the overhead.
 	if want, _, file = runPlan(t, cfg, self(), nodeOf("b", 1, "10.1.3.0/24", "2001:db8::3")); want.Tunnel != nil || file.MTU != 8930 {
 		t.Errorf("%+v, MTU %d", want.Tunnel, file.MTU)
 	}
@@ -183,9 +181,8 @@ func hopTo(w Wanted, cidr string) int {
 	return -1
 }
 
-// TestMTU checks that the MTU of pods is the configured MTU. If no MTU is configured, the MTU of pods is the smallest MTU of the links to
-// the peers. On a node without peers, the MTU of pods is the MTU of the link with the node's own address. If this link is unknown, the MTU
-// of pods is 0.
+// TestMTU: pods have the configured MTU, or the smallest of the links to the peers. Without peers it is that of the link with the node's
+// own address, or 0 if that is unknown.
 func TestMTU(t *testing.T) {
 	far := nodeOf("far", 1, "10.1.3.0/24", "198.51.100.3")
 	near := nodeOf("near", 2, "10.1.2.0/24", "192.0.2.2")
@@ -230,7 +227,7 @@ func TestClusterCIDRs(t *testing.T) {
 	}
 }
 
-// TestManyClusterCIDRs checks that Plan returns at most MaxClusterCIDRs, and an Advice if there are more.
+// TestManyClusterCIDRs: there are at most MaxClusterCIDRs, and an Advice if more are needed.
 func TestManyClusterCIDRs(t *testing.T) {
 	nodes := []Node{nodeOf("self", 1, "10.0.0.0/24", "192.0.2.1")}
 	for i := 1; i <= nodefile.MaxClusterCIDRs; i++ {
@@ -242,8 +239,7 @@ func TestManyClusterCIDRs(t *testing.T) {
 	}
 }
 
-// TestCollisions checks that peers whose names have the same hash get different nexthop IDs and next hops. The result of Plan does not
-// depend on the order of the peers.
+// TestCollisions: peers whose names have the same hash get different nexthop IDs and next hops, in any order of the peers.
 func TestCollisions(t *testing.T) {
 	byHash := map[uint32]string{}
 	var names []string
@@ -277,8 +273,8 @@ func TestCollisions(t *testing.T) {
 	}
 }
 
-// TestJoinMovesNothing checks that a new node never gets the nexthop ID or next hop of an existing node, even if both names have the same
-// hash. Otherwise, the new node would receive packets for the existing node for a short time.
+// TestJoinMovesNothing: a new node never gets the nexthop ID or next hop of an existing one, even with the same hash, because it would
+// receive the other's packets for a short time.
 func TestJoinMovesNothing(t *testing.T) {
 	for what, values := range map[string]uint32{"nexthop ID": nexthops, "next hop": hops4} {
 		byHash := map[uint32]string{}
@@ -301,7 +297,6 @@ func TestJoinMovesNothing(t *testing.T) {
 	}
 }
 
-// TestHopCollision checks that nextHop4 returns different next hops for two peers whose names have the same hash.
 func TestHopCollision(t *testing.T) {
 	tunnel := newTunneler(Self{})
 	if a, b := tunnel.nextHop4("a"), tunnel.nextHop4("a"); a == b || !netip.MustParsePrefix("169.254.0.0/16").Contains(b) {

@@ -38,7 +38,7 @@ func randomNodes(r *rand.Rand) (nodes []Node) {
 	return nodes
 }
 
-// TestOrder checks that the results of Peers and Plan do not depend on the order of nodes and peers.
+// TestOrder: the results of Peers and Plan do not depend on the order of nodes and peers.
 func TestOrder(t *testing.T) {
 	usable := 0
 	for seed := range uint64(3000) {
@@ -66,7 +66,6 @@ type result struct {
 	Err    string
 }
 
-// runAndCheck calls Peers and Plan and checks the invariants of their results.
 func runAndCheck(t *testing.T, nodes []Node, cfg Config) result {
 	t.Helper()
 	me, peers, err := Peers(nodes, cfg)
@@ -82,8 +81,7 @@ func runAndCheck(t *testing.T, nodes []Node, cfg Config) result {
 	return result{want, planned, file, ""}
 }
 
-// mustBeSound checks that each peer has a state. mustBeSound also checks that there is exactly one route for each accepted podCIDR.
-// mustBeSound also checks that no accepted podCIDR contains the address of a node.
+// mustBeSound: each peer has a state, each accepted podCIDR exactly one route, and none contains the address of a node.
 func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self) {
 	t.Helper()
 	allowed := map[netip.Prefix]bool{}
@@ -134,7 +132,7 @@ func mustBeSound(t *testing.T, nodes []Node, want Wanted, peers []Peer, me Self)
 	}
 }
 
-// mustCover checks that the cluster CIDRs contain all addresses of the accepted podCIDRs, and no other addresses.
+// mustCover: the cluster CIDRs contain the addresses of the accepted podCIDRs and no others.
 func mustCover(t *testing.T, want Wanted, accepted []Peer, file nodefile.Node) {
 	t.Helper()
 	sum := func(cidrs []netip.Prefix) *big.Int {
@@ -161,8 +159,7 @@ func mustCover(t *testing.T, want Wanted, accepted []Peer, file nodefile.Node) {
 	}
 }
 
-// FuzzPlan checks the invariants of Peers and Plan for any input. Each line of the input is one node with its name, its creation time in
-// seconds, its podCIDRs and its addresses.
+// FuzzPlan checks the invariants of Peers and Plan. A line of the input is one node: name, creation time in seconds, podCIDRs, addresses.
 func FuzzPlan(f *testing.F) {
 	for _, seed := range []string{"", "self|1|10.1.0.0/24,fd00::/64|192.0.2.1,2001:db8::1\na|2|10.1.1.0/24|192.0.2.2",
 		"self|1|10.1.0.0/24|192.0.2.1\na|2|10.1.0.0/16|198.51.100.2\nb|1|10.1.2.0/23|2001:db8::1\nc|1|10.1.3.0/24|2001:db8::2",
@@ -188,7 +185,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-// BenchmarkPlan measures Peers and Plan for 5,000 nodes with both address families, without and with the tunnel.
+// BenchmarkPlan measures Peers and Plan for 5,000 nodes with both families, without and with the tunnel.
 func BenchmarkPlan(b *testing.B) {
 	var nodes []Node
 	for i := range 5000 {

@@ -20,8 +20,7 @@ import (
 	"github.com/podlace/podlace/integration/meter"
 )
 
-// mustReach pings an address. If want is true, mustReach checks that a reply arrives. If want is false, mustReach checks that no reply
-// arrives.
+// mustReach pings an address, and fails the test unless a reply comes exactly if want.
 func (n labNode) mustReach(to netip.Addr, want bool) {
 	n.Helper()
 	seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
@@ -32,11 +31,10 @@ func (n labNode) mustReach(to netip.Addr, want bool) {
 	}
 }
 
-// The constant pingers is the number of parallel ping processes. The parallel ping processes together send 1,000 requests per second.
+// pingers is the number of parallel ping processes, which together send 1,000 requests per second.
 const pingers = int(time.Second/meter.PingInterval) / 10
 
-// repliesReceived returns the number of echo replies that the node's kernel received. The number includes replies that were dropped because
-// a socket buffer was full.
+// repliesReceived returns how many echo replies the node's kernel received, with those dropped at a full socket buffer.
 func (n labNode) repliesReceived() (count int) {
 	n.Helper()
 	n.runInside(func() error {
@@ -67,9 +65,8 @@ func (n labNode) repliesReceived() (count int) {
 	return count
 }
 
-// In measureLoss, the node sends 1,000 ping requests per second. While the requests are sent, measureLoss repeatedly calls the given
-// function, which changes the node. measureLoss returns the number of requests, the number of missing replies, and the number of calls of
-// the given function.
+// measureLoss sends 1,000 ping requests per second while it repeatedly calls change, which changes the node. It returns the number of
+// requests, of missing replies, and of calls.
 func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(round int)) (sent, lost, rounds int) {
 	n.Helper()
 	for _, addr := range to {
@@ -109,15 +106,15 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestNothingLost checks that no packet to a peer is lost while Plan changes the nexthop ID of the peer. Meanwhile, other peers join, leave
-// or change their addresses, and the test also calls Apply without any change.
+// TestNothingLost: no packet to a peer is lost while its nexthop ID changes, others join, leave or change their addresses, and Apply also
+// runs without a change.
 func TestNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
 	newNode(t).joinLAN(l, "eth0", 2).withPods(2)
 	newNode(t).joinLAN(l, "eth0", 3, 30).withPods(3) // has two addresses
 	same := a.monitor()
-	// Each function in this list makes one change to the wanted state that the previous function returned.
+	// Each function changes the wanted state that the previous one left.
 	rounds := []func(*Wanted){
 		func(w *Wanted) {},
 		func(w *Wanted) { *w = a.directRoutes(l, 2, 3, 4, 5) },
@@ -148,8 +145,7 @@ func TestNothingLost(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that no packet is lost while Apply with Options.Adopt replaces routes of another program. TestAdopt replaces routes with
-// the same metric and routes with different metrics.
+// TestAdopt: no packet is lost while Options.Adopt replaces another program's routes, with the same metric and with others.
 func TestAdopt(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -169,8 +165,7 @@ func TestAdopt(t *testing.T) {
 			if r := a.mustApply(a.directRoutes(l, 2), Options{Adopt: []int{flannel}}); (r.Changes != 0) != (round == 0) {
 				t.Errorf("metric %d, round %d: %+v", metric, round, r)
 			}
-			// The first call of Apply adds two nexthop objects and two routes. Apply deletes the two old routes of the other program only
-			// if their metric differs from the metric of the new routes.
+			// The first Apply adds two nexthop objects and two routes. It deletes the two old routes only if their metric is another one.
 			if seen := changed(); round == 0 && seen != map[bool]int{true: 4, false: 6}[metric == 0] {
 				t.Errorf("metric %d: the kernel told of %d changes", metric, seen)
 			}
@@ -187,7 +182,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestLossIsSeen checks that measureLoss detects lost packets while the address of the peer is deleted and added again.
+// TestLossIsSeen: measureLoss sees packets that are lost while the peer's address is deleted and added again.
 func TestLossIsSeen(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)
@@ -204,7 +199,6 @@ func TestLossIsSeen(t *testing.T) {
 	}
 }
 
-// setUp sets a link of the node up or down.
 func (n labNode) setUp(link string, up bool) {
 	n.Helper()
 	n.runInside(func() error {

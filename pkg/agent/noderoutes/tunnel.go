@@ -15,12 +15,12 @@ import (
 // TunnelName is the name of the tunnel device.
 const TunnelName = "podlace.vx"
 
-// hops4 is the number of possible IPv4 addresses for next hops in the tunnel, from 169.254.1.0 to 169.254.254.255. RFC 3927 reserves the
-// first and the last 256 addresses of 169.254.0.0/16.
+// hops4 is the number of IPv4 next hops in the tunnel, 169.254.1.0 to 169.254.254.255; RFC 3927 reserves the first and last 256 addresses
+// of 169.254.0.0/16.
 const hops4 = 254 << 8
 
-// overhead() returns the number of bytes that VXLAN adds to a packet: 22 for the Ethernet and VXLAN headers, 8 for UDP, and 20 or 40 for
-// the outer IP header.
+// overhead returns the bytes that VXLAN adds to a packet: 22 for the Ethernet and VXLAN headers, 8 for UDP, and 20 or 40 for the outer IP
+// header.
 func overhead(underlay netip.Addr) int {
 	if underlay.Is4() {
 		return 50
@@ -28,8 +28,7 @@ func overhead(underlay netip.Addr) int {
 	return 70
 }
 
-// tunnelMAC returns the MAC address of a node's tunnel device. The MAC address is computed from the node's IP address, so that nodes need
-// not publish their MAC addresses.
+// tunnelMAC returns the MAC of a node's tunnel device. It is computed from the node's IP address, so nodes need not publish it.
 func tunnelMAC(a netip.Addr) (mac [6]byte) {
 	if a.Is4() {
 		four := a.As4()
@@ -43,7 +42,7 @@ func tunnelMAC(a netip.Addr) (mac [6]byte) {
 	return mac
 }
 
-// The type tunneler collects the peers that this node reaches through the tunnel.
+// tunneler collects the peers that this node reaches through the tunnel.
 type tunneler struct {
 	own   netip.Addr
 	macs  map[[6]byte]netip.Addr // the node of each MAC
@@ -57,8 +56,7 @@ func newTunneler(self Self) *tunneler {
 	return &tunneler{own: own, macs: map[[6]byte]netip.Addr{tunnelMAC(own): own}, hops: map[uint32]bool{}, index: map[netip.Addr]int{}}
 }
 
-// addPeer adds a peer and returns the next hop of the route to the peer's podCIDR. If the peer cannot use the tunnel, addPeer returns the
-// reason.
+// addPeer adds a peer and returns the next hop of the route to its podCIDR, or the reason why it cannot use the tunnel.
 func (t *tunneler) addPeer(peer Peer) (hop netip.Addr, reason string) {
 	remote := peer.Underlay
 	if !remote.IsValid() || remote.Is4() != t.own.Is4() {
@@ -95,16 +93,15 @@ func (t *tunneler) nextHop4(name string) netip.Addr {
 	return netip.AddrFrom4([4]byte{169, 254, byte(1 + n>>8), byte(n)})
 }
 
-// nextHop6 returns the IPv6 next hop of a peer: a link-local address that contains the peer's MAC. The MAC of each peer is unique.
+// nextHop6 returns the IPv6 next hop of a peer: a link-local address with the peer's MAC, which is unique.
 func nextHop6(mac [6]byte) netip.Addr {
 	hop := [16]byte{0: 0xfe, 1: 0x80}
 	copy(hop[10:], mac[:])
 	return netip.AddrFrom16(hop)
 }
 
-// device() returns the tunnel device that this node should have. The last argument of device() is the MTU of the link below the tunnel, or
-// 0 if this MTU is unknown. The tunnel device gets the first address of each podCIDR of this node. Pods never get the addresses of the
-// tunnel device.
+// device returns the tunnel device that this node should have. uplink is the MTU of the link below, or 0 if unknown. The device gets the
+// first address of each own podCIDR, which pods never get.
 func (t *tunneler) device(cfg Config, podCIDRs []netip.Prefix, uplink int) *Tunnel {
 	var addresses []netip.Addr
 	for _, p := range podCIDRs {

@@ -21,8 +21,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type tunnelLab has two nodes in two subnets. Each node of the lab has a pod. Like the routers of cloud providers, the router between
-// the subnets drops packets with pod addresses.
+// tunnelLab has two nodes with a pod each in two subnets. The router between these drops packets with pod addresses, like those of cloud
+// providers.
 type tunnelLab struct {
 	nodes [2]labNode // the numbers of their podCIDRs are 1 and 2
 	pods  [2]labNode
@@ -62,7 +62,7 @@ func dropFrom(subnet string) error {
 	return netlink.RuleAdd(rule)
 }
 
-// withPod adds a pod to the node. The pod gets the first pod addresses of the node's podCIDRs.
+// withPod adds a pod to the node, with the first pod addresses of its podCIDRs.
 func (n labNode) withPod(id int) (pod labNode) {
 	n.Helper()
 	pod = newNode(n.TB)
@@ -85,16 +85,16 @@ func (n labNode) withPod(id int) (pod labNode) {
 	return pod
 }
 
-// macOf returns the MAC of the tunnel device of the node with the given number.
+// macOf returns the MAC of the tunnel device of a node by its number.
 func macOf(id int) net.HardwareAddr { return net.HardwareAddr{0x0e, 0x50, 0, 0, 0, byte(id)} }
 
-// hopsOf returns the next hops that lead through the tunnel to the node with the given number.
+// hopsOf returns the next hops through the tunnel to a node by its number.
 func hopsOf(id int) []netip.Addr {
 	return []netip.Addr{netip.AddrFrom4([4]byte{169, 254, 1, byte(id)}), netip.MustParseAddr(fmt.Sprintf("fe80::50:%x", id))}
 }
 
-// tunnelState returns the wanted state of the node with the given number and the given tunnel address. The last argument of tunnelState
-// maps the number of each peer to the peer's underlay address.
+// tunnelState returns the wanted state of a node by its number, with the given tunnel address. peers maps each peer's number to its
+// underlay address.
 func (n labNode) tunnelState(id int, local netip.Addr, peers map[int]netip.Addr) (want Wanted) {
 	mtu := 1450
 	if local.Is6() {
@@ -123,9 +123,8 @@ func (lab tunnelLab) wantedOf(i int) Wanted {
 	return lab.nodes[i].tunnelState(1+i, lab.lans[i].addressOf(1+i, lab.v6), remotes)
 }
 
-// TestTunnelTraffic checks that pods and nodes in two subnets reach each other through the tunnel, for all combinations of address
-// families. A second call of Apply changes nothing. Packets that are too large for the tunnel get an ICMP error with the correct MTU.
-// Remove restores the initial state.
+// TestTunnelTraffic: pods and nodes in two subnets reach each other through the tunnel in all combinations of families. A second Apply
+// changes nothing, too large packets get an ICMP error with the correct MTU, and Remove restores the initial state.
 func TestTunnelTraffic(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) {
@@ -164,8 +163,7 @@ func TestTunnelTraffic(t *testing.T) {
 	}
 }
 
-// pathMTU sends a packet that is too large for the tunnel. The packet has the flag DF, which forbids fragmentation. After this packet, the
-// node knows the path MTU to the address, and pathMTU returns this path MTU.
+// pathMTU sends a packet with DF that is too large for the tunnel, and returns the path MTU that the node then knows.
 func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	n.Helper()
 	network, level, discover, do, ask := "udp4", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU
@@ -196,9 +194,8 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	return mtu
 }
 
-// TestTunnelChanges checks that no packet to an unchanged peer is lost while other peers join, leave and move, and while the MTU of the
-// device changes. Apply deletes the neighbours and forwarding entries of deleted peers. Apply recreates the tunnel device if the UDP port
-// changes. Apply deletes the tunnel device when the last peer is deleted.
+// TestTunnelChanges: no packet to an unchanged peer is lost while others join, leave and move and the device's MTU changes. Entries of
+// deleted peers are deleted. The device is recreated if its UDP port changes, and deleted with the last peer.
 func TestTunnelChanges(t *testing.T) {
 	lab := newTunnelLab(t, false)
 	a := lab.nodes[0]
@@ -226,7 +223,7 @@ func TestTunnelChanges(t *testing.T) {
 	a.mustApply(lab.wantedOf(0), Options{})
 	a.mustBeUnchanged(quiet)
 
-	// The node's own podCIDRs change, and another program adds an address to the tunnel device.
+	// The node's own podCIDRs change, and another program adds an address to the device.
 	want := lab.wantedOf(0)
 	want.Tunnel.Addresses = []netip.Addr{cidrOf(7, false).Addr(), cidrOf(7, true).Addr()}
 	a.runInside(func() error { return addAddress("podlace.vx", "198.18.0.1/32") })
@@ -247,8 +244,8 @@ func TestTunnelChanges(t *testing.T) {
 	}
 }
 
-// TestTunnelInTheWay checks that Apply keeps a device of another program that conflicts with the tunnel device. For each route through the
-// tunnel, Apply reports the device of the other program as the cause of the failure. Apply adds all routes that do not use the tunnel.
+// TestTunnelInTheWay: another program's device in the way of the tunnel is kept, and reported as the cause for each route through the
+// tunnel. All other routes are added.
 func TestTunnelInTheWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		link netlink.Link

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podmetrics serves Prometheus metrics about the attachments of pods on this node. At a scrape, package podmetrics reads the
-// plugins' records, the leases and the kernel's state. The plugins themselves write no additional data for metrics. No metric has a label
-// for a pod, so the number of series depends only on the number of networks.
+// Package podmetrics serves Prometheus metrics about the attachments of pods on this node. A scrape reads the plugins' records, the leases
+// and the kernel's state; plugins write nothing for it. No metric has a label for a pod, so the number of series depends only on the
+// networks.
 package podmetrics
 
 import (
@@ -15,12 +15,11 @@ import (
 
 const (
 	keepFor = 5 * time.Second // scrapes in this time share one reading
-	// readTimeout is shorter than Prometheus' default scrape timeout of 10 seconds.
+	// readTimeout is below Prometheus' default scrape timeout of 10 seconds.
 	readTimeout = 5 * time.Second
 )
 
-// Collector is a prometheus.Collector. The collector never reads its sources for two scrapes at the same time. A scrape never waits longer
-// than the timeout.
+// Collector is a prometheus.Collector. It never reads its sources twice at the same time, and no scrape waits longer than the timeout.
 type Collector struct {
 	confDir string // folder with the networks' configurations; empty: none
 	log     *slog.Logger
@@ -34,7 +33,7 @@ type Collector struct {
 	at      time.Time     // end of the last reading
 	running chan struct{} // closed at the end of the present reading; nil: there is none
 
-	// Only the goroutine that reads the sources uses the following fields.
+	// Only the reading goroutine uses these.
 	traffic trafficSums
 	failed  map[string]string // the logged error of each source
 }
@@ -61,9 +60,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// currentValues returns the stored values if the collector read them less than keepFor ago. If the stored values are older, currentValues
-// waits until the collector has read new values. If reading the new values takes longer than the timeout, the result of currentValues only
-// reports that all sources failed. The collector continues to read the sources in the background, and later scrapes use the new values.
+// currentValues returns the stored values if they are younger than keepFor, or else waits for new ones. After the timeout it returns that
+// all sources failed; the reading continues in the background, for later scrapes.
 func (c *Collector) currentValues() metricValues {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 
 type object = kerneltest.Object
 
-// testLab is a node with the network "net". The first range set of the network has 5 addresses.
+// testLab is a node with the network "net", whose first range set has 5 addresses.
 type testLab struct {
 	*testing.T
 	confDir string
@@ -88,8 +88,7 @@ func (l testLab) callPlugins(verb string, pod *sandbox.Pod, id string, runtime o
 	}
 }
 
-// scrape() returns the values that the collector serves. The result of scrape() does not contain the time that the collector needed to read
-// its sources.
+// scrape returns the values that the collector serves, without the time that it needed.
 func (l testLab) scrape() map[string]float64 {
 	l.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -111,8 +110,7 @@ func (l testLab) scrape() map[string]float64 {
 	return got
 }
 
-// valuesBefore returns the values from the time before the first pod starts. Each value in the argument "changes" replaces the value of the
-// same time series in the result.
+// valuesBefore returns the values before the first pod, with `changes` in place of the same series.
 func valuesBefore(changes map[string]float64) map[string]float64 {
 	want := map[string]float64{"attachments{network=net}": 0, "orphaned_attachments{network=net}": 0, "unreadable_records{network=net}": 0,
 		"hostports{protocol=tcp}": 0, "hostports{protocol=udp}": 0, "hostports{protocol=sctp}": 0,
@@ -134,9 +132,8 @@ func valuesBefore(changes map[string]float64) map[string]float64 {
 	return want
 }
 
-// wantValues compares the current values with the values before the first pod. The argument "changes" contains the expected values that
-// differ from the values before the first pod. wantValues does not compare some values, because the kernel's own traffic changes these
-// values.
+// wantValues compares the current values with those before the first pod and their expected changes. The values named in vary are left out,
+// because the kernel's own traffic changes them.
 func (l testLab) wantValues(when string, changes map[string]float64, vary ...string) {
 	l.Helper()
 	want, got := valuesBefore(changes), l.scrape()
@@ -155,7 +152,7 @@ func (l testLab) wantValues(when string, changes map[string]float64, vary ...str
 	}
 }
 
-// TestLife checks each value while real plugins attach and detach pods.
+// TestLife compares each value while real plugins attach and detach pods.
 func TestLife(t *testing.T) {
 	l := newLab(t)
 	l.wantValues("without pods", nil)
@@ -199,8 +196,7 @@ func TestLife(t *testing.T) {
 	l.wantValues("after DEL", map[string]float64{"unreadable_records{network=net}": 1}, vary...)
 }
 
-// TestSums checks the counters of bandwidth limits. These counters start at zero and count the packets that the kernel sends and drops.
-// When a pod ends, the sums of the counters must stay the same.
+// TestSums: the counters of bandwidth limits start at zero and count what the kernel sends and drops. They stay when a pod ends.
 func TestSums(t *testing.T) {
 	l := newLab(t)
 	pod := kerneltest.NewPod(t)
@@ -223,7 +219,7 @@ func TestSums(t *testing.T) {
 		t.Errorf("%v bytes wait", got)
 	}
 	sum := value("dropped_packets_total")
-	// The bridge's own IPv6 multicast also goes into the full queue, so a few more packets may be dropped between two readings.
+	// The bridge's own IPv6 multicast also goes into the full queue, so a few more may be dropped between two readings.
 	if got := value("dropped_packets_total"); got < sum || got > sum+100 {
 		t.Errorf("%v dropped packets, a moment before %v", got, sum)
 	}
@@ -243,8 +239,7 @@ func TestSums(t *testing.T) {
 	l.callPlugins("DEL", pod, "b", nil)
 }
 
-// TestInvisible simulates a container in which the collector does not see the folder of a network namespace. The collector must not treat
-// the invisible namespace as gone.
+// TestInvisible: a network namespace whose folder this container does not see does not count as gone.
 func TestInvisible(t *testing.T) {
 	l := newLab(t)
 	att, err := attachment.Open(&plugin.Request{Plugin: "bridge", Network: "net", ContainerID: "a", IfName: "eth0",
@@ -254,8 +249,7 @@ func TestInvisible(t *testing.T) {
 	l.wantValues("with an invisible namespace", map[string]float64{"attachments{network=net}": 1})
 }
 
-// TestOneSourceFails checks a collector that cannot read one of its sources. Only the metrics of the unreadable source must be missing, and
-// the collector must log the error once.
+// TestOneSourceFails: only the metrics of an unreadable source are missing, and the error is logged once.
 func TestOneSourceFails(t *testing.T) {
 	l := newLab(t)
 	path := filepath.Join(l.confDir, "20-bad.conflist")
@@ -276,8 +270,7 @@ func TestOneSourceFails(t *testing.T) {
 	l.wantValues("when the file is gone", nil)
 }
 
-// TestHang checks the case that reading the sources never ends. A scrape must wait only until the timeout, and the collector must not start
-// to read the sources a second time.
+// TestHang: if the reading never ends, a scrape waits only until the timeout, and no second reading starts.
 func TestHang(t *testing.T) {
 	l := newLab(t)
 	l.timeout = 10 * time.Millisecond
@@ -301,7 +294,7 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// TestNames checks that the metric names follow the rules of Prometheus. A folder with an unusual name must cause no error.
+// TestNames: the names follow Prometheus' rules, and a folder with an unusual name causes no error.
 func TestNames(t *testing.T) {
 	l := newLab(t)
 	kerneltest.Must(t, os.MkdirAll(filepath.Join(store.Root, "\xff"), 0o700))
@@ -319,7 +312,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// BenchmarkScrape measures how long the collector needs to read its sources on a node with 250 pods that have bandwidth limits.
+// BenchmarkScrape measures a reading on a node with 250 pods that have bandwidth limits.
 func BenchmarkScrape(b *testing.B) {
 	for i := range 250 {
 		att, err := attachment.Open(&plugin.Request{Plugin: "bandwidth", Network: "net", ContainerID: fmt.Sprint("c", i), IfName: "eth0",

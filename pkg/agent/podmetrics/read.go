@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// The names of the sources of metrics.
+// Names of the sources of metrics.
 const (
 	fromRecords   = "records"
 	fromAddresses = "addresses"
@@ -29,13 +29,13 @@ const (
 
 func sources() []string { return []string{fromRecords, fromAddresses, fromBandwidth} }
 
-// The following values of the label "direction" describe the traffic as the pod sees it.
+// Values of the label "direction", as the pod sees the traffic.
 const (
 	ingress = "ingress"
 	egress  = "egress"
 )
 
-// readAll reads all sources of metrics. If a source has an error, the collector leaves out the metrics of this source.
+// readAll reads all sources of metrics, and leaves out those with an error.
 func (c *Collector) readAll() metricValues {
 	v := metricValues{}
 	networks, confErr := c.configuredNetworks()
@@ -60,7 +60,7 @@ func (c *Collector) readAll() metricValues {
 	return v
 }
 
-// addSource adds the metrics of one source. addSource logs an error once, and logs again only when the error changes.
+// addSource adds the metrics of one source. It logs an error once, and again only when it changes.
 func (c *Collector) addSource(v metricValues, source string, add func(metricValues) error) {
 	began := time.Now()
 	err := add(v)
@@ -78,8 +78,7 @@ func (c *Collector) addSource(v metricValues, source string, add func(metricValu
 	c.failed[source] = text
 }
 
-// configuredNetworks returns the networks that have a configuration on this node. If the folder of the configurations is missing,
-// configuredNetworks returns no networks.
+// configuredNetworks returns the networks that have a configuration on this node; none if the folder is missing.
 func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	if c.confDir == "" {
 		return nil, nil
@@ -91,7 +90,7 @@ func (c *Collector) configuredNetworks() ([]reconcile.Network, error) {
 	return networks, err
 }
 
-// addNetwork adds the time series of a network with the value 0, so that these series exist before the first pod.
+// addNetwork adds a network's series with the value 0, so that they exist before the first pod.
 func (v metricValues) addNetwork(n reconcile.Network) {
 	if !slices.ContainsFunc(attachment.Plugins(), func(kind string) bool { return n.Plugin(kind) != nil }) {
 		return
@@ -109,7 +108,7 @@ func (v metricValues) addNetwork(n reconcile.Network) {
 	}
 }
 
-// addRecords adds the metrics about attachments, which come from the plugins' records.
+// addRecords adds the metrics about attachments from the plugins' records.
 func (v metricValues) addRecords(list []*reconcile.Attachment, damaged []attachment.Damaged) {
 	used := usedPorts{}
 	for _, a := range list {
@@ -136,8 +135,7 @@ func (v metricValues) addRecords(list []*reconcile.Attachment, damaged []attachm
 	}
 }
 
-// isOrphaned reports whether the network namespace of an attachment is gone. If this container does not see the folder of the namespace,
-// isOrphaned returns false.
+// isOrphaned reports whether an attachment's network namespace is gone. It is false if this container does not see the namespace's folder.
 func isOrphaned(a *reconcile.Attachment) bool {
 	return a.State == reconcile.Gone && plugin.NetnsVisible(a.Netns)
 }
@@ -156,8 +154,8 @@ func (u usedPorts) add(list []ports.Port) {
 	}
 }
 
-// addAddresses adds, for each range set of each network, the number of leased and of free addresses. If the address ranges of a network are
-// invalid, only the metrics of this network are missing.
+// addAddresses adds the leased and free addresses of each range set of each network. For invalid ranges, only the metrics of that network
+// are missing.
 func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 	for _, n := range networks {
 		for _, p := range n.Plugins {
@@ -179,8 +177,8 @@ func (v metricValues) addAddresses(networks []reconcile.Network) (err error) {
 	return err
 }
 
-// addBandwidth adds metrics about bandwidth limits that it reads from the kernel. addBandwidth requests the qdiscs of all links of the node
-// in one request, and makes some further requests for each pod with limits.
+// addBandwidth adds metrics about bandwidth limits from the kernel: the qdiscs of all links in one request, and a few more requests for
+// each pod with limits.
 func (c *Collector) addBandwidth(v metricValues, records []attachment.Record) error {
 	records = bandwidth.Records(records)
 	for i := range records {

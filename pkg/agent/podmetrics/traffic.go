@@ -11,9 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// trafficSums adds up the counters of the bandwidth limits of each network. When a pod ends, the kernel forgets the counters of the pod's
-// limits. The sum must not decrease, because the PromQL function rate() would interpret a lower value as a restart of the counter. The sum
-// lacks the packets between the last reading and the end of a pod.
+// trafficSums adds up the counters of each network's bandwidth limits. When a pod ends, the kernel forgets its counters, but the sum must
+// not decrease, because PromQL's rate would see a restart. Packets between the last reading and the end of a pod are lost to it.
 type trafficSums struct {
 	last map[limitKey]kernel.Counters // nil before the first reading
 	sums map[sum]*counted
@@ -25,13 +24,13 @@ type limitKey struct {
 	direction string
 }
 
-// The type sum identifies the counters of one network and one direction.
+// sum identifies the counters of one network and direction.
 type sum struct{ network, direction string }
 
 type counted struct{ sent, dropped uint64 }
 
-// update() compares the counters of each limit with the previous reading, and adds the difference to the sum of the network. The first
-// reading of a counter adds nothing, because this counter may already contain the packets of many days.
+// update adds what each limit counted since the previous reading to the sum of its network. The first reading adds nothing, because the
+// counter may hold the packets of many days.
 func (t *trafficSums) update(list []bandwidth.Limits) {
 	first := t.last == nil
 	now := map[limitKey]kernel.Counters{}
@@ -57,7 +56,7 @@ func (t *trafficSums) update(list []bandwidth.Limits) {
 	t.last = now
 }
 
-// addDifference adds the difference between two readings of the counters of one limit.
+// addDifference adds the difference between two readings of one limit.
 func (c *counted) addDifference(was, is kernel.Counters) {
 	overflow := was.Dropped > math.MaxUint32/2                       // of the kernel's 32 bits
 	if is.Sent < was.Sent || is.Dropped < was.Dropped && !overflow { // the limit was recreated

@@ -9,8 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// TestAddDifference checks the difference between two readings of the counters. The kernel counts dropped packets in 32 bits, so this
-// counter can overflow.
+// TestAddDifference also covers the overflow of dropped packets, which the kernel counts in 32 bits.
 func TestAddDifference(t *testing.T) {
 	for name, c := range map[string]struct {
 		was, is kernel.Counters

@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metricName is the name of a Prometheus metric.
 type metricName string
 
 // Names of the metrics.
@@ -28,7 +27,6 @@ const (
 	duration    metricName = "podlace_node_collector_duration_seconds"
 )
 
-// metricInfo is a metric description and the number of the metric's labels.
 type metricInfo struct {
 	*prometheus.Desc
 	kind   prometheus.ValueType
@@ -63,10 +61,10 @@ type seriesKey struct {
 	labels [4]string
 }
 
-// metricValues contains the values of all time series at one time.
+// metricValues holds the values of all series at one time.
 type metricValues map[seriesKey]float64
 
-// add() increases the value of a time series. If the increase is 0, add() only creates the time series.
+// add increases the value of a series, or only creates it if value is 0.
 func (v metricValues) add(n metricName, value float64, labels ...string) {
 	s := seriesKey{name: n}
 	for i, label := range labels {

@@ -19,7 +19,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// Call is one run of a plugin process. Phases and Changes come from the plugin's debug log, which it writes if PODLACE_LOG is "debug".
+// Call is one run of a plugin process. Phases and Changes come from the debug log that a plugin writes with PODLACE_LOG=debug.
 type Call struct {
 	Verb    string        `json:"verb"`
 	Plugin  string        `json:"plugin"`
@@ -30,13 +30,13 @@ type Call struct {
 	Err     error         `json:"-"` // of which Error is the text
 }
 
-// recordingExec runs plugins as libcni does, and calls show() after each run.
+// recordingExec runs plugins as libcni does, and calls show after each.
 type recordingExec struct {
 	version.PluginDecoder
 	show func(Call)
 }
 
-// ExecPlugin runs one plugin process.
+// ExecPlugin implements invoke.Exec.
 func (e *recordingExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	var log bytes.Buffer
 	began := time.Now()
@@ -53,7 +53,7 @@ func (e *recordingExec) ExecPlugin(ctx context.Context, path string, stdin []byt
 	return out, err
 }
 
-// FindInPath returns the path of a plugin.
+// FindInPath implements invoke.Exec.
 func (*recordingExec) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }
@@ -77,8 +77,8 @@ type Chain struct {
 	cni *libcni.CNIConfig
 }
 
-// New returns a chain with the plugins of a folder. libcni keeps the results of ADD below `cache`. Each run of a plugin is passed to
-// show().
+// New returns a chain with the plugins of a folder. libcni keeps the results of ADD below `cache`, and each run of a plugin is passed to
+// show.
 func New(plugins, cache string, list *List, show func(Call)) *Chain {
 	return &Chain{List: list, cni: libcni.NewCNIConfigWithCacheDir([]string{plugins}, cache, &recordingExec{show: show})}
 }
@@ -88,7 +88,7 @@ func (c *Chain) Provides(capability string) bool {
 	return slices.ContainsFunc(c.List.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] })
 }
 
-// PluginsOf returns the names of all plugin binaries that a network needs, with those of the IPAM plugins.
+// PluginsOf returns all plugin binaries that a network needs, with those for IPAM.
 func PluginsOf(list *List) (names []string) {
 	for _, p := range list.Plugins {
 		names = append(names, p.Network.Type)
@@ -100,7 +100,7 @@ func PluginsOf(list *List) (names []string) {
 	return slices.Compact(names)
 }
 
-// CheckPlugins returns an error if a plugin folder lacks any of the named plugin binaries.
+// CheckPlugins returns an error if a folder lacks any of the named plugin binaries.
 func CheckPlugins(dir string, names []string) error {
 	var missing []string
 	for _, name := range names {
@@ -139,7 +139,7 @@ func (c *Chain) Del(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// DelEach runs DEL of every plugin, also after a failure, so that nothing of the pod stays.
+// DelEach runs DEL of every plugin even if one fails, so that nothing of the pod stays.
 func (c *Chain) DelEach(ctx context.Context, a Attachment) {
 	for _, p := range slices.Backward(c.List.Plugins) {
 		config, err := libcni.InjectConf(p, map[string]any{"name": c.List.Name, "cniVersion": c.List.CNIVersion})
@@ -167,7 +167,7 @@ type PortMapping struct {
 	Protocol      string `json:"protocol"`
 }
 
-// runtimeBurst is the burst that containerd sends together with every limit. This burst value means "unlimited".
+// runtimeBurst is the burst that containerd sends with every limit; it means "unlimited".
 const runtimeBurst = 1<<32 - 1
 
 func (a Attachment) runtimeConf() *libcni.RuntimeConf {

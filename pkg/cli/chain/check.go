@@ -20,8 +20,8 @@ type Recorded struct {
 	Network, ContainerID, IfName, Netns string
 }
 
-// Check runs CHECK of each plugin with the configuration, arguments and result of the ADD, calls show() after each plugin, and goes on if
-// one fails. The error says that no CHECK could run. If only() is not nil, it selects the plugins, and disableCheck is obeyed.
+// Check runs CHECK of each plugin with the configuration, arguments and result of the ADD, even if one fails, and calls show after each.
+// The error says that none could run. If only is not nil, it selects the plugins, and disableCheck is obeyed.
 func (r Recorded) Check(ctx context.Context, only func(plugin string) bool, show func(Call)) error {
 	cni := libcni.NewCNIConfigWithCacheDir([]string{r.Plugins}, r.Cache, nil)
 	text, rt, err := cni.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: r.Network},

@@ -17,15 +17,14 @@ type Change struct {
 	Took time.Duration `json:"took"` // nanoseconds
 }
 
-// Phase is the time that a plugin spent on one kind of work, for example waiting for locks. The phases of a plugin do not overlap, and
-// their sum is the plugin's time.
+// Phase is the time that a plugin spent on one kind of work, such as waiting for locks. Phases do not overlap, and their sum is the
+// plugin's time.
 type Phase struct {
 	Name string        `json:"name"`
 	Took time.Duration `json:"took"` // nanoseconds
 }
 
-// The following constants are the names of phases. Package fault logs the beginning and the end of most phases, and phasesOf computes the
-// others.
+// Names of phases. Package fault logs the beginning and the end of most, and phasesOf computes the others.
 const (
 	phaseStart   = "start"   // from the start of the process to the plugin's code
 	phaseSetup   = "setup"   // reads environment and configuration, opens the namespace
@@ -37,12 +36,12 @@ const (
 	phaseExit    = "exit"    // from the result to the end of the process
 )
 
-// phaseOrder returns the names of the phases in the order in which trace prints them.
+// phaseOrder returns the phases in the order in which trace prints them.
 func phaseOrder() []string {
 	return []string{phaseStart, phaseSetup, phaseLock, phaseIPAM, phaseChanges, phaseRecord, phaseRest, phaseExit}
 }
 
-// A span is a logged interval of time in a plugin's run. The times in a span are measured from the start of the run.
+// span is a logged interval of a plugin's run, measured from its start.
 type span struct {
 	name       string
 	begin, end time.Duration
@@ -50,8 +49,8 @@ type span struct {
 
 var logged = regexp.MustCompile(`msg=(change|phase) .*?\bat=(\d+) took=(\d+) (?:op|name)=("(?:[^"\\]|\\.)*"|\S+)(?: error=(.*))?$`)
 
-// readLog returns the phases and the changes from the debug log of a plugin. If the log lacks the phase "setup", the plugin is not from
-// Podlace, and readLog returns no phases.
+// readLog returns the phases and changes in a plugin's debug log. Without the phase "setup" the plugin is not Podlace's, and there are no
+// phases.
 func readLog(log string, began, ended time.Time) (phases []Phase, changes []Change) {
 	var spans []span
 	for line := range strings.Lines(log) {
@@ -89,7 +88,7 @@ func unquoted(text string) string {
 	return text
 }
 
-// phasesOf divides the time of a plugin among the phases. If spans are nested, the time belongs to the innermost span.
+// phasesOf divides a plugin's time among the phases. Time in nested spans belongs to the innermost.
 func phasesOf(spans []span, took time.Duration) (phases []Phase) {
 	setup := slices.IndexFunc(spans, func(s span) bool { return s.name == phaseSetup })
 	if setup < 0 {
@@ -118,8 +117,7 @@ func phasesOf(spans []span, took time.Duration) (phases []Phase) {
 	return phases
 }
 
-// innermost returns the name of the span that contains the given time. If several spans contain this time, the result is the span that
-// began last.
+// innermost returns the name of the span with the given time that began last.
 func innermost(spans []span, at time.Duration) string {
 	inner := span{name: phaseRest, begin: -1}
 	for _, s := range spans {

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestReadLog checks that the phases do not overlap, and that their sum is the plugin's time, even if phases in the log are nested. The log
-// may also contain lines that a tenant or another plugin wrote. readLog ignores such lines.
+// TestReadLog: the phases do not overlap and add up to the plugin's time, even if nested in the log. Lines of a tenant or another plugin
+// are ignored.
 func TestReadLog(t *testing.T) {
 	began := time.UnixMicro(1_700_000_000_000_000)
 	line := func(kind string, at, took int, rest string) string {

@@ -11,9 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestClusterNode checks that doctor accepts the plugins that podlace-node installs. podlace-node installs no host-local, because
-// host-local runs inside podlace-bridge. The remedy for a missing plugin mentions podlace-node, because the command 'make install' does not
-// install plugins with the prefix "podlace-".
+// TestClusterNode: doctor accepts what podlace-node installs, which has no host-local because podlace-bridge contains it. The remedy for a
+// missing plugin names podlace-node, because 'make install' installs nothing with the prefix "podlace-".
 func TestClusterNode(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `"bridge", "bridge"`, `"podlace-bridge", "bridge"`, 1))
@@ -35,7 +34,7 @@ func TestClusterNode(t *testing.T) {
 	}
 }
 
-// TestForeignBridge checks that doctor reports a missing host-local if the bridge plugin belongs to another project.
+// TestForeignBridge: a missing host-local is reported if the bridge plugin is another project's.
 func TestForeignBridge(t *testing.T) {
 	l := newLab(t)
 	l.plugin("bridge", "plugin v1.9.1")
@@ -47,8 +46,7 @@ func TestForeignBridge(t *testing.T) {
 	}
 }
 
-// If podlace-node does not run, the finding contains a command. TestAgentCommand checks that this command lists the pods of podlace-node in
-// all namespaces.
+// TestAgentCommand: if podlace-node does not run, the finding's command lists its pods in all namespaces.
 func TestAgentCommand(t *testing.T) {
 	l := newLab(t)
 	l.status(`{"ready": true}`)
@@ -57,8 +55,7 @@ func TestAgentCommand(t *testing.T) {
 	}
 }
 
-// TestNoNodeFile checks that the remedy for a missing node.json is the command 'podlace-node status'. The remedy must not be to change the
-// conflist, because the conflist is correct.
+// TestNoNodeFile: the remedy for a missing node.json is 'podlace-node status' and not a change of the conflist, which is correct.
 func TestNoNodeFile(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", "usePodCidr", 1))
@@ -67,7 +64,7 @@ func TestNoNodeFile(t *testing.T) {
 	}
 }
 
-// TestPodMissing checks that podlace-pod, whose name has the prefix on every node, is of podlace-node only where that has run.
+// TestPodMissing: podlace-pod has the prefix on every node, so it is podlace-node's only where that has run.
 func TestPodMissing(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `"bridge", "bridge"`, `"podlace-pod", "bridge"`, 1))
@@ -81,7 +78,7 @@ func TestPodMissing(t *testing.T) {
 	}
 }
 
-// TestCachedPluginMissing checks the report of a plugin that only libcni's cache of a pod names.
+// TestCachedPluginMissing: a plugin is reported that only libcni's cache of a pod names.
 func TestCachedPluginMissing(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", ours)

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestCodes checks the code of each finding. For configuration errors, TestCodes also checks the file, the line and the column in the
-// finding.
+// TestCodes compares the code of each finding, and for configuration errors also file, line and column.
 func TestCodes(t *testing.T) {
 	for name, c := range map[string]struct {
 		check        string

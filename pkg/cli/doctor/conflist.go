@@ -20,15 +20,14 @@ import (
 
 const noNetwork = "no configuration names a plugin of Podlace"
 
-// isOurs reports whether a network's main plugin is bridge or sriov. The plugin's type name may have the prefix "podlace-" of cluster
-// installations. The reference plugins have the same type names. Therefore the check "binaries" finds out to which project a plugin's
-// binary belongs.
+// isOurs reports whether a network's main plugin is bridge or sriov, also with the prefix "podlace-". The reference plugins have the same
+// type names, so the check "binaries" finds out whose the binary is.
 func isOurs(net reconcile.Network) bool {
 	main := net.Main()
 	return main == "bridge" || main == "sriov"
 }
 
-// The check "conflist" reports configurations that the runtime does not use.
+// conflist reports configurations that the runtime does not use.
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
@@ -71,13 +70,13 @@ func (n *node) listNetworks() string {
 	return strings.Join(list, "; ")
 }
 
-// takesAll reports whether a container runtime on this node loads the configurations of several networks, as CRI-O does with
-// cni_default_network. Other runtimes load only the first configuration file.
+// takesAll reports whether a runtime on this node loads the configurations of several networks, as CRI-O does with cni_default_network.
+// Others load only the first file.
 func (n *node) takesAll() bool {
 	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
 }
 
-// defaultNetwork reports a cni_default_network in CRI-O's configuration that is not the name of a Podlace network.
+// defaultNetwork reports a cni_default_network in CRI-O's configuration that is no Podlace network.
 func (n *node) defaultNetwork() (found []Finding) {
 	for _, r := range n.runtimes {
 		named := func(net reconcile.Network) bool { return net.Name == r.Network && isOurs(net) }
@@ -91,7 +90,7 @@ func (n *node) defaultNetwork() (found []Finding) {
 	return found
 }
 
-// permissions() reports configuration files that users other than root can write.
+// permissions reports configuration files that users other than root can write.
 func (n *node) permissions() (found []Finding) {
 	for _, net := range n.networks {
 		info, err := os.Stat(net.File)
@@ -107,7 +106,7 @@ func (n *node) permissions() (found []Finding) {
 	return found
 }
 
-// The check "conflist-keys" reports settings whose names suggest another effect, and pod subnets that overlap the node's subnets.
+// conflistKeys reports settings whose names suggest another effect, and pod subnets that overlap the node's.
 func (n *node) conflistKeys() (found []Finding) {
 	if len(n.networks) == 0 {
 		return skipped("there is no configuration")
@@ -134,8 +133,8 @@ func (n *node) ownNetworks() []reconcile.Network {
 	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
 }
 
-// pluginTypes returns the names of all plugin binaries that the networks with Podlace need, including IPAM plugins. If host-local runs
-// inside Podlace's bridge or sriov, the result does not include host-local, because no file host-local is necessary.
+// pluginTypes returns the plugin binaries that Podlace's networks need, including IPAM plugins. host-local is left out if it runs inside
+// Podlace's bridge or sriov, because no file is necessary then.
 func (n *node) pluginTypes() (types []string) {
 	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
@@ -158,8 +157,7 @@ func (n *node) runsInProcess(ipam, main string) bool {
 	return !errors.Is(err, reconcile.ErrForeign)
 }
 
-// The check "binaries" reports plugins that are missing, that belong to another project, or whose version differs from the version of the
-// other plugins.
+// binaries reports plugins that are missing, another project's, or of another version than the rest.
 func (n *node) binaries() (found []Finding) {
 	types := n.pluginTypes()
 	found = n.cachedPlugins(types)
@@ -196,8 +194,8 @@ func (n *node) binaries() (found []Finding) {
 	return found
 }
 
-// cachedPlugins reports missing plugins that no network names, but libcni's cache of a pod does. CRI-O and podman delete a pod with the
-// configuration in the cache, and containerd with the current one.
+// cachedPlugins reports missing plugins that only libcni's cache of a pod names. CRI-O and podman delete a pod with the configuration in
+// the cache, containerd with the current one.
 func (n *node) cachedPlugins(known []string) (found []Finding) {
 	if len(n.runtimes) > 0 && !slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Name != "containerd" }) {
 		return nil
@@ -221,7 +219,7 @@ func (n *node) cachedPlugins(known []string) (found []Finding) {
 	return found
 }
 
-// The check "status" calls STATUS of each plugin in Podlace's networks, as a container runtime does, and reports the errors.
+// status calls STATUS of each plugin in Podlace's networks, as a runtime does.
 func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)

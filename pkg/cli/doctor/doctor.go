@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor examines a node for problems that prevent Podlace from working now or later. Each finding contains the evidence, the
-// consequence, and a command that corrects the problem. The examination does not change the node. Fix() applies a remedy, but only if the
-// remedy cannot harm pods.
+// Package doctor examines a node for problems that keep Podlace from working now or later. Each finding has the evidence, the consequence,
+// and a command that corrects it. The examination changes nothing; Fix applies a remedy if it cannot harm pods.
 package doctor
 
 import (
@@ -20,7 +19,7 @@ import (
 // Level is the severity of a finding.
 type Level string
 
-// The following constants are the severity levels of findings, from the lowest to the highest.
+// Severity levels of findings, from the lowest to the highest.
 const (
 	OK      Level = "ok"
 	Skipped Level = "skipped" // does not apply to this node
@@ -28,7 +27,7 @@ const (
 	Error   Level = "error"   // pods cannot start, or have no network
 )
 
-// Finding is one result of a check, such as a problem of the node.
+// Finding is one result of a check.
 type Finding struct {
 	Check       string             `json:"check"`
 	Level       Level              `json:"level"`
@@ -45,14 +44,14 @@ type Finding struct {
 	Fix func() error `json:"-"`
 }
 
-// Options contains the folders that doctor examines.
+// Options holds the folders that doctor examines.
 type Options struct {
 	ConfDir string // folder with the network configurations; "" for the runtime's folder
 	BinDir  string // folder with the plugins; "" for the runtime's folder
 	Root    string // folder that stands for /; only files of other programs are read below it
 }
 
-// The type node contains all data about the node that the checks read.
+// node holds what the checks read about the node.
 type node struct {
 	Options
 	host     *kernel.Node
@@ -67,15 +66,14 @@ type node struct {
 	attachmentsErr error
 }
 
-// A check examines one subject, such as the kernel's features. The function `run` returns nil if the check finds no problem.
+// check examines one subject, such as the kernel's features. run returns nil if it finds no problem.
 type check struct {
 	name string
 	fine string // says that all is well
 	run  func(*node) []Finding
 }
 
-// checks() returns all checks. The checks of features that every pod needs come first, because administrators are most interested in their
-// results.
+// checks returns all checks, those of features that every pod needs first.
 func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
@@ -115,7 +113,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Examine runs all checks, or only the checks with the given names. Examine must run as root.
+// Examine runs all checks, or only the named ones. It needs root.
 func Examine(o Options, only ...string) ([]Finding, error) {
 	for _, name := range only {
 		if !slices.Contains(Names(), name) {
@@ -147,7 +145,7 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 	return all, nil
 }
 
-// look() reads the data about the node that several checks need.
+// look reads what several checks need.
 func look(o Options) (*node, error) {
 	n := findFolders(o)
 	n.networks, n.notes, n.confErr = reconcile.Networks(n.ConfDir)
@@ -157,7 +155,7 @@ func look(o Options) (*node, error) {
 	return n, err
 }
 
-// Folders replaces empty folders by those that the container runtime of this node uses.
+// Folders replaces empty folders by those that this node's container runtime uses.
 func Folders(o Options) Options { return findFolders(o).Options }
 
 func findFolders(o Options) *node {
@@ -172,13 +170,13 @@ func findFolders(o Options) *node {
 	return n
 }
 
-// path() returns the path of another program's file below the root folder n.Root.
+// path returns the path of another program's file below n.Root.
 func (n *node) path(name string) string { return filepath.Join("/", n.Root, name) }
 
-// skipped() returns a finding which says why a check does not apply to this node.
+// skipped returns a finding that says why a check does not apply to this node.
 func skipped(why string) []Finding { return []Finding{{Level: Skipped, What: why}} }
 
-// unknown() returns a finding which says that a check could not read its data, or nothing without an error.
+// unknown returns a finding that says that a check could not read its data, or nothing without an error.
 func unknown(what string, err error) []Finding {
 	if err == nil {
 		return nil

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { kerneltest.Main(m) }
 const ours = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cnidoc", "isGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.91.0.0/29"}]]}}]}`
 
-// A lab is a simulated node for which doctor reports no problem.
+// lab is a simulated node without problems.
 type lab struct {
 	t *testing.T
 	Options
@@ -38,7 +38,7 @@ func newLab(t *testing.T) lab {
 	return l
 }
 
-// write() writes a file of another program. The file is in the test folder that takes the place of /.
+// write writes another program's file below the test folder that stands for /.
 func (l lab) write(name, text string) {
 	l.t.Helper()
 	path := filepath.Join(l.Root, name)
@@ -50,7 +50,7 @@ func (l lab) write(name, text string) {
 	}
 }
 
-// plugin() installs a fake plugin that prints the given version banner, and succeeds for every CNI operation.
+// plugin installs a fake plugin that prints the version banner and succeeds for every verb.
 func (l lab) plugin(name, banner string) {
 	l.t.Helper()
 	path := filepath.Join(l.BinDir, name)
@@ -60,7 +60,7 @@ func (l lab) plugin(name, banner string) {
 	}
 }
 
-// run() adds a process with the given program name to the fake /proc.
+// run adds a process to the fake /proc.
 func (l lab) run(name string) { l.write("proc/7/comm", name+"\n") }
 
 func (l lab) sysctl(path, value string) {
@@ -76,7 +76,7 @@ func (l lab) sysctl(path, value string) {
 	l.t.Cleanup(func() { _ = os.WriteFile(file, before, 0o644) })
 }
 
-// command() runs an installed program inside the namespaces of the test.
+// command runs an installed program inside the namespaces of the test.
 func (l lab) command(name string, args ...string) {
 	l.t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -87,7 +87,7 @@ func (l lab) command(name string, args ...string) {
 	}
 }
 
-// uplink() creates a link that has a default route. When the test ends, uplink() removes the link.
+// uplink creates a link with a default route until the test ends.
 func (l lab) uplink(names ...string) {
 	l.t.Helper()
 	for i, name := range names {
@@ -99,7 +99,7 @@ func (l lab) uplink(names ...string) {
 	}
 }
 
-// problems() returns the findings of a check as text, without findings that have the level ok or skipped.
+// problems returns the findings of a check as text, without those of level ok or skipped.
 func (l lab) problems(check string) (lines []string) {
 	l.t.Helper()
 	found, err := Examine(l.Options, check)
@@ -118,7 +118,7 @@ func (l lab) problems(check string) (lines []string) {
 	return lines
 }
 
-// TestHealthy checks that a healthy node has no finding except findings about missing kernel features.
+// TestHealthy: a healthy node has no findings except about missing kernel features.
 func TestHealthy(t *testing.T) {
 	l := newLab(t)
 	for _, name := range Names() {
@@ -128,14 +128,13 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// A breakage is a test case: it consists of a single problem of the node and the finding that doctor should report.
+// breakage is a single problem of the node with the finding that doctor should report.
 type breakage struct {
 	check string
 	spoil func(*lab)
 	want  string // part of the only finding
 }
 
-// conflistCases returns test cases with problems in network configurations and plugins.
 func conflistCases() map[string]breakage {
 	return map[string]breakage{
 		"no configuration": {"conflist", func(l *lab) { os.RemoveAll(l.ConfDir) }, "error there is no folder "},
@@ -169,7 +168,6 @@ func conflistCases() map[string]breakage {
 	}
 }
 
-// runtimeCases returns test cases with problems in the configurations of container runtimes.
 func runtimeCases() map[string]breakage {
 	return map[string]breakage{
 		"containerd's folder": {"runtime", func(l *lab) { l.ConfDir = "/elsewhere" }, "etc/containerd/config.toml names "},
@@ -189,7 +187,6 @@ func runtimeCases() map[string]breakage {
 	}
 }
 
-// stateCases returns test cases with problems in the kernel and in the state of the node.
 func stateCases() map[string]breakage {
 	return map[string]breakage{
 		"agent ended": {"node-agent", func(l *lab) { l.status(`{"ready": true}`) }, "error podlace-node does not run"},
@@ -236,7 +233,7 @@ func stateCases() map[string]breakage {
 	}
 }
 
-// TestFindings creates one problem of the node at a time, and verifies that the right check of doctor reports this problem.
+// TestFindings creates one problem at a time, which the right check must report.
 func TestFindings(t *testing.T) {
 	for _, cases := range []map[string]breakage{conflistCases(), runtimeCases(), firewallCases(), unreadableCases(), stateCases(),
 		remedyCases()} {
@@ -263,7 +260,7 @@ func crioConf(l lab, more string) string {
 	return text
 }
 
-// nft() adds nftables rules. When the test ends, nft() removes all rules.
+// nft adds nftables rules until the test ends.
 func (l lab) nft(rules string) {
 	l.t.Helper()
 	l.t.Cleanup(func() { _ = exec.Command("nft", "flush", "ruleset").Run() })
@@ -283,15 +280,14 @@ func (l lab) bridge(name string, mtu int) {
 	l.t.Cleanup(func() { _ = exec.Command("ip", "link", "del", name).Run() })
 }
 
-// status() writes the status file that podlace-node normally writes.
+// status writes podlace-node's status file.
 func (l lab) status(text string) { l.machine(agentStatusFile, text) }
 
-// lease() writes a lease file of host-local.
 func (l lab) lease(address string) {
 	l.machine("/var/lib/cni/networks/pods/"+address, "container\r\neth0")
 }
 
-// machine() writes a file below the test's own /run or /var. When the test ends, machine() removes the file.
+// machine writes a file below the test's own /run or /var until the test ends.
 func (l lab) machine(path, text string) {
 	l.t.Helper()
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
@@ -304,8 +300,7 @@ func (l lab) machine(path, text string) {
 	l.t.Cleanup(func() { os.Remove(path) })
 }
 
-// TestAccepted checks that a rule with the bridge's name, or with a prefix of this name, counts as a rule that accepts the bridge's
-// packets.
+// TestAccepted: a rule with the bridge's name, or with a prefix of it, accepts the bridge's packets.
 func TestAccepted(t *testing.T) {
 	for _, match := range []string{"iifname cnidoc accept", `iifname "cni*" accept`, "jump more; }; chain more { oifname cnidoc accept"} {
 		l := newLab(t)
@@ -316,7 +311,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// TestRemedies checks that a finding disappears after Fix has applied the remedy.
+// TestRemedies: a finding is gone after Fix has applied its remedy.
 func TestRemedies(t *testing.T) {
 	for check, spoil := range map[string]func(*lab){
 		"conflist": func(l *lab) { os.Chmod(l.ConfDir+"/10-podlace.conflist", 0o662) },
@@ -341,7 +336,7 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
-// TestOnly checks that Examine returns an error for the name of an unknown check.
+// TestOnly: an unknown check is an error.
 func TestOnly(t *testing.T) {
 	if _, err := Examine(newLab(t).Options, "conflits"); err == nil || !strings.Contains(err.Error(), `"conflits"`) {
 		t.Errorf("got %v", err)

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// The check "forward-policy" reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in
-// Podlace's own nftables table would not help, because a packet passes only if the chains of all tables accept the packet.
+// forwardPolicy reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in Podlace's own
+// table would not help, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -43,7 +43,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 	return append(found, n.firewalld()...)
 }
 
-// isFORWARD reports whether a chain is the iptables chain FORWARD, which ufw and Docker use.
+// isFORWARD reports whether a chain is iptables' FORWARD, which ufw and Docker use.
 func isFORWARD(chain nft.DroppingChain) bool {
 	return chain.Family != "inet" && chain.Table == "filter" && chain.Chain == "FORWARD"
 }
@@ -55,8 +55,7 @@ func dropsForwarded(evidence, bridge, command string) Finding {
 		Command:     strings.ReplaceAll(command, "BRIDGE", bridge)}
 }
 
-// whoseChain returns the command that makes a chain accept the packets of a bridge. The command depends on the program that usually creates
-// the chain, such as Docker.
+// whoseChain returns the command that makes a chain accept a bridge's packets, which depends on the chain's usual owner, such as Docker.
 func (n *node) whoseChain(chain nft.DroppingChain) string {
 	program := "iptables"
 	if chain.Family == "ip6" {
@@ -68,8 +67,8 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
-// acceptForwarded returns the command that makes a variant of iptables accept the packets of a bridge. If Docker runs, the command uses the
-// chain DOCKER-USER, because Docker does not remove rules from this chain (docs.docker.com, "Packet filtering and firewalls").
+// acceptForwarded returns the command that makes a variant of iptables accept a bridge's packets. With Docker it uses the chain
+// DOCKER-USER, from which Docker removes no rules (docs.docker.com, "Packet filtering and firewalls").
 func acceptForwarded(program string, docker bool) string {
 	chain := "FORWARD"
 	if docker {
@@ -78,7 +77,7 @@ func acceptForwarded(program string, docker bool) string {
 	return fmt.Sprintf("%s -I %s -i BRIDGE -j ACCEPT; %[1]s -I %[2]s -o BRIDGE -j ACCEPT", program, chain)
 }
 
-// legacyForward reports bridges whose forwarded packets are dropped by the policy of iptables-legacy. nf_tables does not show this policy.
+// legacyForward reports bridges whose forwarded packets the policy of iptables-legacy drops, which nf_tables does not show.
 func (n *node) legacyForward() (found []Finding) {
 	for _, is4 := range []bool{true, false} {
 		program := map[bool]string{true: "iptables-legacy", false: "ip6tables-legacy"}[is4]
@@ -94,8 +93,8 @@ func (n *node) legacyForward() (found []Finding) {
 	return found
 }
 
-// namesLink reports whether an iptables rule for forwarded packets matches a link. A plus sign at the end of a name is a wildcard
-// (iptables(8), -i). The chains INPUT and OUTPUT do not process forwarded packets.
+// namesLink reports whether an iptables rule for forwarded packets, so not in INPUT or OUTPUT, matches a link. A plus sign ends a wildcard
+// (iptables(8), -i).
 func namesLink(rules, link string) bool {
 	for rule := range strings.Lines(rules) {
 		words := strings.Fields(rule)
@@ -112,9 +111,8 @@ func namesLink(rules, link string) bool {
 	return false
 }
 
-// ufw() reports bridges whose forwarded packets ufw drops or may drop. Without a rule for the bridge, ufw drops forwarded packets by
-// default (ufw-framework(8)). The argument `blocked` contains, for each bridge, the nftables chain that drops the packets of the bridge.
-// The map is empty if ufw uses iptables-legacy.
+// ufw reports bridges whose forwarded packets ufw drops or may drop; without a rule for the bridge it drops them (ufw-framework(8)).
+// blocked has the nftables chain that drops each bridge's packets. It is empty if ufw uses iptables-legacy.
 func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	policy, err := n.setting("DEFAULT_FORWARD_POLICY", "/etc/default/ufw")
 	rules, failed := n.configText("/etc/ufw/user.rules")
@@ -140,9 +138,8 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	return found
 }
 
-// firewalld() reports bridges that are configured in no firewalld zone. Such bridges belong to the default zone, which rejects the packets
-// of pods unless the zone's target is ACCEPT (firewalld.zone(5)). firewalld() reads only files, so it does not see zones that exist only in
-// firewalld's running configuration.
+// firewalld reports bridges in no zone. These are in the default zone, which rejects the packets of pods unless its target is ACCEPT
+// (firewalld.zone(5)). Only files are read, so zones of the running configuration alone are not seen.
 func (n *node) firewalld() (found []Finding) {
 	if !n.running["firewalld"] {
 		return nil
@@ -163,11 +160,10 @@ func (n *node) firewalld() (found []Finding) {
 	return found
 }
 
-// reloadUnit is a systemd unit that restores Podlace's rules after a firewall service has started.
+// reloadUnit is the systemd unit that restores Podlace's rules after a firewall service has started.
 const reloadUnit = "podlace-reload.service"
 
-// The check "firewall-reload" reports services that flush Podlace's rules when they start. The check "firewall-reload" reports nothing if
-// reloadUnit is enabled on the node.
+// firewallReload reports services that flush Podlace's rules when they start, unless reloadUnit is enabled.
 func (n *node) firewallReload() (found []Finding) {
 	if n.enabled(reloadUnit) {
 		return nil
@@ -196,8 +192,8 @@ func (n *node) firewallReload() (found []Finding) {
 		Command:     n.enableReload()})
 }
 
-// enableReload returns the command that enables reloadUnit. The deb and the rpm install this unit, but 'make install' does not. The command
-// also starts the unit, because systemd propagates a reload of the firewall only to active units (ReloadPropagatedFrom in systemd.unit(5)).
+// enableReload returns the command that enables reloadUnit, which the deb and the rpm install, but 'make install' does not. It also starts
+// the unit, because systemd propagates a reload of the firewall only to active units (ReloadPropagatedFrom in systemd.unit(5)).
 func (n *node) enableReload() string {
 	command := "systemctl enable --now " + reloadUnit
 	if n.hasUnit(reloadUnit) {
@@ -212,7 +208,7 @@ func (n *node) hasUnit(name string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return n.exists(dir + name) })
 }
 
-// enabled() reports whether a systemd unit is enabled: another unit wants or requires it (systemd.unit(5), [Install]).
+// enabled reports whether another unit wants or requires a systemd unit (systemd.unit(5), [Install]).
 func (n *node) enabled(unit string) bool {
 	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system"} {
 		for _, kind := range []string{"wants", "requires"} {
@@ -224,8 +220,7 @@ func (n *node) enabled(unit string) bool {
 	return false
 }
 
-// The check "iptables-variants" reports nodes on which both iptables-legacy and iptables-nft have tables. The rules of one variant are
-// invisible to the other variant.
+// iptablesVariants reports nodes with tables of both iptables-legacy and iptables-nft, because each does not see the rules of the other.
 func (n *node) iptablesVariants() []Finding {
 	legacy, err := iptables.LegacyTables(true)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"github.com/podlace/podlace/pkg/iptables"
 )
 
-// firewallCases returns test cases with firewalls and other programs that manage the network.
 func firewallCases() map[string]breakage {
 	const drop = "table inet foreign { chain forward { type filter hook forward priority 0; policy drop; }; }"
 	return map[string]breakage{
@@ -59,7 +58,7 @@ func firewallCases() map[string]breakage {
 	}
 }
 
-// unreadableCases returns test cases with a folder in place of a configuration file of another program.
+// unreadableCases puts a folder in place of another program's configuration file.
 func unreadableCases() map[string]breakage {
 	cases := map[string]breakage{}
 	for file, c := range map[string]struct {
@@ -88,7 +87,7 @@ func unreadableCases() map[string]breakage {
 	return cases
 }
 
-// legacy() runs iptables-legacy. The rules are removed when the test ends.
+// legacy runs iptables-legacy. Its rules are removed when the test ends.
 func (l lab) legacy(args ...string) {
 	l.t.Helper()
 	if _, err := iptables.LegacyTables(true); err != nil {
@@ -102,7 +101,7 @@ func (l lab) legacy(args ...string) {
 	l.command("iptables-legacy", args...)
 }
 
-// TestLegacyAccepts checks that doctor reports no finding if a rule of iptables-legacy contains the bridge, also as a wildcard.
+// TestLegacyAccepts: a rule of iptables-legacy for the bridge, also as a wildcard, is no problem.
 func TestLegacyAccepts(t *testing.T) {
 	for _, link := range []string{"cnidoc", "cni+"} {
 		l := newLab(t)

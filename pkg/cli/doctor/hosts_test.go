@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
-// TestFirewalldChain checks a node on which firewalld's chain ends with a reject rule. Only firewalld can add a rule to its own chain, so
-// the remedy adds the bridge to a firewalld zone.
+// TestFirewalldChain: firewalld's chain ends with a reject rule. Only firewalld can add to its own chain, so the remedy adds the bridge to
+// a zone.
 func TestFirewalldChain(t *testing.T) {
 	l := newLab(t)
 	l.run("firewalld")
@@ -23,8 +23,7 @@ func TestFirewalldChain(t *testing.T) {
 	}
 }
 
-// TestDottedLink checks that the remedies contain keys that sysctl(8) accepts, also for links with a dot in their name. Names such as lan.5
-// are common for VLAN links.
+// TestDottedLink: the remedies have keys that sysctl(8) accepts, also for links with a dot in their name, such as the VLAN lan.5.
 func TestDottedLink(t *testing.T) {
 	l := newLab(t)
 	l.uplink("lan.5", "lan.6")
@@ -48,8 +47,8 @@ func TestDottedLink(t *testing.T) {
 	}
 }
 
-// TestForwardingKeepsRoute checks a node with accept_ra = 1. When forwarding is enabled on such a node, the kernel drops the default route
-// of a router advertisement. Fix and the printed command must keep this route.
+// TestForwardingKeepsRoute: with accept_ra = 1, enabling forwarding makes the kernel drop the default route of a router advertisement. Fix
+// and the printed command keep it.
 func TestForwardingKeepsRoute(t *testing.T) {
 	remedies := map[string]func(*lab, Finding) error{
 		"fix": func(_ *lab, f Finding) error { return f.Fix() },
@@ -88,8 +87,8 @@ func TestForwardingKeepsRoute(t *testing.T) {
 	}
 }
 
-// TestRunningContainerd checks that doctor reads the configuration file in the command line of the running containerd. An unused
-// /etc/containerd/config.toml does not matter then.
+// TestRunningContainerd: the configuration file in the running containerd's command line counts, and an unused /etc/containerd/config.toml
+// does not.
 func TestRunningContainerd(t *testing.T) {
 	for cmdline, unused := range map[string]bool{
 		"/usr/bin/containerd\x00": false,
@@ -113,8 +112,7 @@ func TestRunningContainerd(t *testing.T) {
 	}
 }
 
-// TestDockersContainerd checks a node with Docker's containerd package, whose configuration disables the CRI. No kubelet can use this
-// containerd, so doctor must ignore its folders.
+// TestDockersContainerd: Docker's package of containerd disables the CRI, so no kubelet can use it and its folders are ignored.
 func TestDockersContainerd(t *testing.T) {
 	for _, name := range []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"} {
 		l := newLab(t)
@@ -131,8 +129,8 @@ func TestDockersContainerd(t *testing.T) {
 	}
 }
 
-// TestReloadUnit checks the remedy on a node where the deb or the rpm has installed the unit that restores Podlace's rules. The remedy must
-// also start the unit, because systemd propagates a reload of the firewall only to active units.
+// TestReloadUnit: if the deb or rpm installed the unit, the remedy enables and starts it, because systemd propagates a reload only to
+// active units.
 func TestReloadUnit(t *testing.T) {
 	l := newLab(t)
 	l.run("firewalld")
@@ -147,8 +145,7 @@ func TestReloadUnit(t *testing.T) {
 	}
 }
 
-// TestKubeletCommand checks that the remedy contains the right systemd unit. k3s and RKE2 have no unit named kubelet, because their own
-// process contains the kubelet.
+// TestKubeletCommand: k3s and RKE2 contain the kubelet in their own process, so the remedy names their unit.
 func TestKubeletCommand(t *testing.T) {
 	for unit, file := range map[string]string{"kubelet": "", "k3s": "etc/systemd/system/k3s.service",
 		"k3s-agent":  "etc/systemd/system/k3s-agent.service",
@@ -165,8 +162,8 @@ func TestKubeletCommand(t *testing.T) {
 	}
 }
 
-// TestUnmanagedAppends checks that the remedy appends to NetworkManager's list of unmanaged devices. If the remedy replaced the list,
-// NetworkManager would again manage the interfaces that other configuration files exclude.
+// TestUnmanagedAppends: the remedy appends to NetworkManager's list of unmanaged devices. If it replaced the list, interfaces that other
+// files exclude would be managed again.
 func TestUnmanagedAppends(t *testing.T) {
 	l := newLab(t)
 	l.run("NetworkManager")
@@ -181,7 +178,7 @@ func TestUnmanagedAppends(t *testing.T) {
 	}
 }
 
-// TestSharedBridge checks that doctor reports a bridge of two networks only once.
+// TestSharedBridge: a bridge of two networks is reported once.
 func TestSharedBridge(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/20-more.conflist", strings.NewReplacer(`"pods"`, `"more"`, "10.91.0", "10.92.0").Replace(ours))
@@ -192,8 +189,7 @@ func TestSharedBridge(t *testing.T) {
 	}
 }
 
-// TestShippedConflist checks which shipped conflist the remedy installs. The file 10-podlace.conflist has a fixed subnet, so on several
-// nodes of a cluster, pods would get the same addresses.
+// TestShippedConflist: 10-podlace.conflist has a fixed subnet, with which pods of several nodes of a cluster would get the same addresses.
 func TestShippedConflist(t *testing.T) {
 	for want, spoil := range map[string]func(l *lab){
 		"install -m 600 conf/10-podlace.conflist ":            func(*lab) {},
@@ -213,7 +209,7 @@ func TestShippedConflist(t *testing.T) {
 	}
 }
 
-// TestDefaultNetworkFile checks that the finding contains the CRI-O drop-in file that sets the default network.
+// TestDefaultNetworkFile: the finding names the CRI-O drop-in that sets the default network.
 func TestDefaultNetworkFile(t *testing.T) {
 	l := newLab(t)
 	l.write("etc/crio/crio.conf", crioConf(l, ""))
@@ -225,8 +221,7 @@ func TestDefaultNetworkFile(t *testing.T) {
 	}
 }
 
-// TestPackagedPlugins checks the remedy on a node with the deb or the rpm. Such a node has the plugins in a separate folder, and no source
-// tree for 'make install'.
+// TestPackagedPlugins: with the deb or the rpm, the plugins are in a separate folder and there is no source tree for 'make install'.
 func TestPackagedPlugins(t *testing.T) {
 	for _, packaged := range []bool{false, true} {
 		l := newLab(t)
@@ -244,7 +239,7 @@ func TestPackagedPlugins(t *testing.T) {
 	}
 }
 
-// TestOtherPlugins checks that a plugin "tuning" of another project is no problem, because Podlace has no plugin of this name.
+// TestOtherPlugins: another project's plugin "tuning" is no problem, because Podlace has none of this name.
 func TestOtherPlugins(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `/29"}]]}}`, `/29"}]]}}, {"type": "tuning"}`, 1))

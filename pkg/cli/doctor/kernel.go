@@ -17,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// A feature is a kernel feature that Podlace needs. try() tests the feature in a network namespace of its own.
+// feature is a kernel feature that Podlace needs. try uses it in a network namespace of its own.
 type feature struct {
 	name   string
 	option string // of the kernel's configuration
@@ -27,8 +27,8 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features() returns all kernel features that Podlace needs. Each feature is tested by using it. During the test, the kernel loads the
-// feature's module if the module is available.
+// features returns all kernel features that Podlace needs. Each is tested by using it, which makes the kernel load its module if there is
+// one.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{
@@ -117,7 +117,7 @@ func (f feature) missing(err error) Finding {
 		Command: command}
 }
 
-// bridges() returns the names of the bridges in the configurations of Podlace's networks.
+// bridges returns the bridges in the configurations of Podlace's networks.
 func (n *node) bridges() (names []string) {
 	for _, net := range n.ownNetworks() {
 		if config := net.Plugin("bridge"); config != nil {
@@ -128,7 +128,7 @@ func (n *node) bridges() (names []string) {
 	return slices.Compact(names)
 }
 
-// number() reads a setting below /proc/sys/net. The second result is false if the kernel does not have this setting.
+// number reads a setting below /proc/sys/net. ok is false if the kernel lacks it.
 func (n *node) number(path string) (value int, ok bool) {
 	text, err := n.host.Get(path)
 	if err == nil {
@@ -137,8 +137,7 @@ func (n *node) number(path string) (value int, ok bool) {
 	return value, err == nil
 }
 
-// The check "forwarding" reports a node that has live pods but does not forward packets. With isGateway, the bridge plugin enables
-// forwarding at each ADD.
+// forwarding reports a node with live pods that does not forward packets. With isGateway, each ADD enables forwarding.
 func (n *node) forwarding() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records", n.attachmentsErr)
@@ -165,16 +164,14 @@ func (n *node) forwarding() (found []Finding) {
 	return found
 }
 
-// keyOf returns the name of a link in the form that a key of sysctl(8) needs: with each dot replaced by a slash. sysctl treats a dot as a
-// separator and a slash as a dot.
+// keyOf returns a link's name as in a key of sysctl(8), which treats a dot as a separator and a slash as a dot.
 func keyOf(link string) string { return strings.ReplaceAll(link, ".", "/") }
 
-// forwarding6 is the sysctl that enables IPv6 forwarding. If forwarding is enabled, the kernel ignores router advertisements on links with
-// accept_ra = 1.
+// forwarding6 is the sysctl that enables IPv6 forwarding. With it, the kernel ignores router advertisements on links with accept_ra = 1.
 const forwarding6 = "ipv6/conf/all/forwarding"
 
-// keepAdvertised returns the commands that keep the default route from a router advertisement. These commands must run before the command
-// that enables IPv6 forwarding. For another setting than forwarding6, keepAdvertised returns "".
+// keepAdvertised returns the commands that keep the default route of a router advertisement and must run before IPv6 forwarding is enabled.
+// For other settings it returns "".
 func (n *node) keepAdvertised(path string) (commands string) {
 	uplinks, err := n.host.Uplinks()
 	if path != forwarding6 || err != nil {
@@ -188,8 +185,7 @@ func (n *node) keepAdvertised(path string) (commands string) {
 	return commands
 }
 
-// set() changes a setting below /proc/sys/net. set() opens a new connection to the kernel, because doctor closes its connection at the end
-// of the examination.
+// set changes a setting below /proc/sys/net. It opens a connection to the kernel, because doctor closes its own after the examination.
 func (n *node) set(path, value string) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -204,8 +200,8 @@ func (n *node) set(path, value string) error {
 	return host.Set(kernel.Sysctl{Path: path, Value: value})
 }
 
-// The check "rp-filter" reports strict reverse path filters on a node with several uplinks. On such a node, replies may use another uplink
-// than the requests, and the filter drops them.
+// rpFilter reports strict reverse path filters on a node with several uplinks, where replies may use another uplink than the requests and
+// are dropped.
 func (n *node) rpFilter() (found []Finding) {
 	uplinks, err := n.host.Uplinks()
 	if err != nil {
@@ -225,8 +221,8 @@ func (n *node) rpFilter() (found []Finding) {
 	return found
 }
 
-// The check "router-advertisements" reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra
-// in Documentation/networking/ip-sysctl.rst).
+// routerAdvertisements reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra in
+// Documentation/networking/ip-sysctl.rst).
 func (n *node) routerAdvertisements() (found []Finding) {
 	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
 		return skipped("IPv6 forwarding is disabled")
@@ -248,7 +244,7 @@ func (n *node) routerAdvertisements() (found []Finding) {
 	return found
 }
 
-// The check "mtu" reports bridges whose MTU is larger than the uplink's MTU.
+// mtu reports bridges whose MTU exceeds the uplink's.
 func (n *node) mtu() (found []Finding) {
 	uplink, err := n.host.UplinkMTU()
 	if err != nil || uplink == 0 {
@@ -267,7 +263,7 @@ func (n *node) mtu() (found []Finding) {
 	return found
 }
 
-// fullAt is a limit in percent. Several checks warn if the used share of a kernel table or of an address range reaches this limit.
+// fullAt is the used share of a kernel table or address range, in percent, at which checks warn.
 const fullAt = 90
 
 func (n *node) conntrack() []Finding {
@@ -289,8 +285,8 @@ func fullConntrack(count, most int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)}}
 }
 
-// The check "neighbours" compares the size limit of the kernel's neighbour table with the number of peer nodes. The kernel shows the size
-// limit only in the node's own network namespace.
+// neighbours compares the limit of the kernel's neighbour table with the number of peers. The kernel shows the limit only in the node's own
+// network namespace.
 func (n *node) neighbours() (found []Finding) {
 	agent, _ := readAgentStatus()
 	peers := len(agent.Peers)
@@ -312,7 +308,7 @@ func fewNeighbours(family string, most, peers int) []Finding {
 		Command:     fmt.Sprintf("sysctl -w net.%s.neigh.default.gc_thresh3=%d", family, max(4096, 4*peers))}}
 }
 
-// hasFamily reports whether any attachment has an address of the family. If the attachments cannot be read, hasFamily returns true.
+// hasFamily reports whether any attachment has an address of the family. It is true if the attachments cannot be read.
 func (n *node) hasFamily(is4 bool) bool {
 	return n.attachmentsErr != nil || slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
 		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })

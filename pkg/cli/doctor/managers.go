@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// configText returns the concatenated text of all files that match the patterns.
+// configText returns the text of all files that match the patterns.
 func (n *node) configText(patterns ...string) (text string, err error) {
 	for _, pattern := range patterns {
 		files, _ := filepath.Glob(n.path(pattern))
@@ -26,7 +26,7 @@ func (n *node) configText(patterns ...string) (text string, err error) {
 	return text, err
 }
 
-// setting returns the last value of a key in lines of the form key=value, without quotes, or "".
+// setting returns the last value of a key in lines key=value, without quotes, or "".
 func (n *node) setting(key string, patterns ...string) (value string, err error) {
 	text, err := n.configText(patterns...)
 	for line := range strings.Lines(text) {
@@ -37,7 +37,7 @@ func (n *node) setting(key string, patterns ...string) (value string, err error)
 	return value, err
 }
 
-// The check "networkmanager" reports a NetworkManager that may change the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
+// networkManager reports a NetworkManager that may change the interfaces of pods (NetworkManager.conf(5), unmanaged-devices).
 func (n *node) networkManager() []Finding {
 	if !n.running["NetworkManager"] {
 		return skipped("NetworkManager does not run")
@@ -66,7 +66,7 @@ func (n *node) networkManager() []Finding {
 			names)}}
 }
 
-// The check "networkd" reports a systemd-networkd that removes routes of other programs (networkd.conf(5), ManageForeignRoutes).
+// networkd reports a systemd-networkd that removes routes of other programs (networkd.conf(5), ManageForeignRoutes).
 func (n *node) networkd() []Finding {
 	if !n.running["systemd-network"] { // 15 bytes of systemd-networkd
 		return skipped("systemd-networkd does not run")

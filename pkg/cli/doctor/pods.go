@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	// checkBudget is the maximum duration of the check "pods", which could take long on a node with many pods.
+	// checkBudget bounds the check "pods", which could take long with many pods.
 	checkBudget = 10 * time.Second
-	// checkTimeout is the maximum duration of CHECK for one pod.
+	// checkTimeout bounds CHECK of one pod.
 	checkTimeout = 10 * time.Second
-	// maxPodFindings is the maximum number of different errors that the check "pods" reports.
+	// maxPodFindings is how many different errors the check "pods" reports.
 	maxPodFindings = 10
 )
 
-// The regular expression `down` matches CHECK's error about a bridge or a host side that is down.
+// down matches CHECK's error about a bridge or a host side that is down.
 var down = regexp.MustCompile(`: (?:bridge )?([^\s,]+)(?:, the host side of [^\s,]+,)? is down$`)
 
-// The check "pods" reports live pods whose CHECK fails, for example because a link is down or an address, a route or a rule is missing. The
-// check "pods" runs after the check "status", because STATUS restores flushed rules of all pods.
+// pods reports live pods whose CHECK fails, for example because a link is down or an address, a route or a rule is missing. It runs after
+// the check "status", because STATUS restores flushed rules of all pods.
 func (n *node) pods() []Finding { return n.podsWithin(checkBudget) }
 
 func (n *node) podsWithin(budget time.Duration) (found []Finding) {
@@ -74,8 +74,7 @@ func (n *node) podsWithin(budget time.Duration) (found []Finding) {
 // failedCheck is the first plugin of a pod whose CHECK fails.
 type failedCheck struct{ pod, plugin, why string }
 
-// checkPods runs CHECK of Podlace's plugins for live pods in libcni's cache until the time in the budget has passed, and counts the pods
-// with and without a CHECK.
+// checkPods runs CHECK of Podlace's plugins for live pods in libcni's cache within the budget, and counts the pods with and without one.
 func (n *node) checkPods(budget time.Duration) (checked, left int, failed []failedCheck) {
 	ours := map[string]bool{}
 	isOurs := func(name string) bool {
@@ -114,7 +113,7 @@ func (n *node) checkPods(budget time.Duration) (checked, left int, failed []fail
 	return checked, left, failed
 }
 
-// failureOf returns the code and the message of a plugin's error, without the details, which differ from pod to pod.
+// failureOf returns the code and the message of a plugin's error, without the details that differ from pod to pod.
 func failureOf(err error) string {
 	if refusal, ok := errors.AsType[*types.Error](err); ok {
 		return reconcile.Refusal{Code: refusal.Code, Msg: refusal.Msg}.Error()

@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pod() adds a live pod with a record and an entry in libcni's cache.
+// pod adds a live pod with a record and an entry in libcni's cache.
 func (l lab) pod(id, conf string) {
 	l.t.Helper()
 	space := kerneltest.NewPod(l.t)
@@ -38,7 +38,7 @@ func (l lab) pod(id, conf string) {
 	l.machine("/var/lib/cni/results/pods-"+id+"-eth0", string(entry))
 }
 
-// checks() installs a bridge plugin whose CHECK runs a shell command.
+// checks installs a bridge plugin whose CHECK runs a shell command.
 func (l lab) checks(command string) {
 	l.t.Helper()
 	l.plugin("bridge", "plugin of Podlace v1")
@@ -49,8 +49,7 @@ func (l lab) checks(command string) {
 	l.write("bin/bridge", string(text)+"[ \"$CNI_COMMAND\" != CHECK ] || { "+command+"; }\n")
 }
 
-// TestPods checks that doctor reports the same error of several pods only once, with a remedy. Doctor must call CHECK with the arguments
-// and the result of the pod's ADD.
+// TestPods: the same error of several pods is reported once, with a remedy. CHECK gets the arguments and the result of the pod's ADD.
 func TestPods(t *testing.T) {
 	l := newLab(t)
 	if found := l.problems("pods"); len(found) > 0 {
@@ -79,7 +78,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestPodsWithoutCheck checks that doctor runs no CHECK for a configuration that lacks or disables it.
+// TestPodsWithoutCheck: no CHECK runs for a configuration that lacks or disables it.
 func TestPodsWithoutCheck(t *testing.T) {
 	for version, want := range map[string]int{`"0.3.1"`: 0, `"0.4.0"`: 1, `"0.4.0", "disableCheck": true`: 0} {
 		t.Run(version, func(t *testing.T) {
@@ -93,7 +92,7 @@ func TestPodsWithoutCheck(t *testing.T) {
 	}
 }
 
-// TestPodsLeftOut checks that doctor reports how many pods were not checked within the time limit.
+// TestPodsLeftOut: doctor says how many pods it did not check within the time limit.
 func TestPodsLeftOut(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-5", ours)
@@ -111,8 +110,7 @@ func TestPodsLeftOut(t *testing.T) {
 	}
 }
 
-// TestChangedSubnets checks that doctor reports a changed subnet only if ADD fails because a live pod still has an address in the old
-// subnet.
+// TestChangedSubnets: a changed subnet is reported only if ADD fails because a live pod still has an address in the old one.
 func TestChangedSubnets(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-3", ours)
@@ -131,7 +129,7 @@ func TestChangedSubnets(t *testing.T) {
 	}
 }
 
-// TestForwarding checks that doctor reports forwarding that is disabled for a bridge or for the whole node.
+// TestForwarding: forwarding that is off for a bridge or the whole node is reported.
 func TestForwarding(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-4", ours)

@@ -10,7 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 )
 
-// The check "ports" reports host sides of pods that another program deleted or detached from their bridge, and bridges that are down.
+// ports reports host sides of pods that another program deleted or detached from their bridge, and bridges that are down.
 func (n *node) ports() []Finding {
 	detached, err := bridge.DetachedPorts(n.host)
 	found := unknown("the bridge ports of the pods", err)
@@ -28,7 +28,7 @@ func (n *node) ports() []Finding {
 	return found
 }
 
-// unrecordedPorts reports bridge ports that Podlace created but whose attachment records are lost.
+// unrecordedPorts reports Podlace's bridge ports whose attachment records are lost.
 func (n *node) unrecordedPorts(name string) []Finding {
 	ports, err := bridge.UnrecordedPorts(n.host, name)
 	if err != nil || len(ports) == 0 {

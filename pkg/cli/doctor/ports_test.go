@@ -14,8 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/hostlocal"
 )
 
-// TestPorts checks that doctor reports each host side that another program detached from its bridge. If the bridge is missing or down,
-// doctor reports only that.
+// TestPorts: each detached host side is reported, or only the bridge if that is missing or down.
 func TestPorts(t *testing.T) {
 	l := newLab(t)
 	l.t.Cleanup(func() { l.command("sh", "-c", "ip link del cnidoc 2>/dev/null; ip link del other0 2>/dev/null; true") })
@@ -48,7 +47,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestLostLease: doctor names a live pod whose lease somebody has deleted, until it is restored.
+// TestLostLease: a live pod whose lease was deleted is named until it is restored.
 func TestLostLease(t *testing.T) {
 	l := newLab(t)
 	pod := kerneltest.Lab{T: t, Plugin: bridge.Plugin(hostlocal.Plugin()).Run, Pod: kerneltest.NewPod(t), Conf: kerneltest.Object{

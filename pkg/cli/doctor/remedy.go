@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// loopback() returns a finding if the loopback plugin is missing on a node whose runtime starts this plugin. The runtime starts the
-// loopback plugin although no network configuration contains its name. The loopback plugin of another project is also accepted.
+// loopback returns a finding if the runtime starts the loopback plugin, which it does although no configuration names it, and the plugin is
+// missing. Another project's is accepted.
 func (n *node) loopback() []Finding {
 	path := filepath.Join(n.BinDir, "loopback")
 	starts := func(r runtimeConfig) bool { return r.Name == "containerd" && !r.InternalLoopback }
@@ -31,8 +31,8 @@ func (n *node) loopback() []Finding {
 		Command:     n.installCommand("loopback")}}
 }
 
-// installCommand returns the remedy for a missing plugin. If the plugin's name has the prefix "podlace-" of cluster installations,
-// podlace-node installs the plugin; podlace-pod has this name everywhere. Podlace cannot install plugins of other projects.
+// installCommand returns the remedy for a missing plugin. Those with the prefix "podlace-" come from podlace-node, except podlace-pod,
+// which has this name everywhere. Podlace cannot install other projects' plugins.
 func (n *node) installCommand(name string) string {
 	byAgent := strings.HasPrefix(name, plugin.ClusterPrefix)
 	if name == plugin.PodType {
@@ -48,16 +48,15 @@ func (n *node) installCommand(name string) string {
 	return fmt.Sprintf("Podlace has no plugin %s: correct the type in %s, or install the plugin of its project into %s", name, n.ConfDir, n.BinDir)
 }
 
-// hasPlugin reports whether Podlace has a plugin of this name.
 func hasPlugin(name string) bool {
 	return slices.Contains(plugin.Kinds(), plugin.Kind(name))
 }
 
-// packagedPlugins is the folder in which the deb and the rpm install the plugins.
+// packagedPlugins is where the deb and the rpm install the plugins.
 const packagedPlugins = "/usr/libexec/podlace/cni"
 
-// makeInstall returns the remedy that makes the runtime find the plugins. A node with the deb or the rpm has no source tree for 'make
-// install', so the remedy changes the runtime's configuration.
+// makeInstall returns the remedy that makes the runtime find the plugins. With the deb or the rpm it changes the runtime's configuration,
+// because there is no source tree for 'make install'.
 func (n *node) makeInstall(binDir string) string {
 	if n.exists(packagedPlugins) {
 		return "put " + packagedPlugins + " first in bin_dirs of containerd 2, bin_dir of containerd 1, or plugin_dirs of CRI-O, and restart it"
@@ -65,8 +64,8 @@ func (n *node) makeInstall(binDir string) string {
 	return "make install CNI_BIN_DIR=" + binDir
 }
 
-// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. On a node of a cluster, the
-// configuration must take the subnet from the node's podCIDR. With a fixed subnet, pods of several nodes would get the same addresses.
+// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. In a cluster it takes the subnet from
+// the node's podCIDR, because with a fixed one, pods of several nodes would get the same addresses.
 func (n *node) conflistCommand(install string) string {
 	folder, name := "conf/", "10-podlace.conflist"
 	switch {
@@ -81,7 +80,6 @@ func (n *node) conflistCommand(install string) string {
 	return install + folder + name + " " + n.ConfDir + "/"
 }
 
-// startCommand returns the remedy for a plugin binary that does not start.
 func startCommand(path string, err error) string {
 	if errors.Is(err, fs.ErrPermission) {
 		return "chmod 755 " + path
@@ -89,7 +87,7 @@ func startCommand(path string, err error) string {
 	return "file " + path
 }
 
-// versionsText formats a list of versions, each with the names of the plugins that have this version.
+// versionsText formats versions, each with the plugins that have it.
 func versionsText(versions map[string][]string) string {
 	var list []string
 	for _, version := range slices.Sorted(maps.Keys(versions)) {
@@ -98,7 +96,7 @@ func versionsText(versions map[string][]string) string {
 	return strings.Join(list, "; ")
 }
 
-// addressesCommand returns the remedy for a range set of host-local that cannot be used.
+// addressesCommand returns the remedy for an unusable range set of host-local.
 func addressesCommand(file string, err error) string {
 	switch {
 	case strings.Contains(err.Error(), nodefile.Path):

@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// remedyCases returns test cases with problems whose remedy depends on the cause.
 func remedyCases() map[string]breakage {
 	return map[string]breakage{
 		"containerd's loopback": {"binaries", func(l *lab) { os.Remove(l.BinDir + "/loopback") }, "error the plugin loopback is missing"},
@@ -40,7 +39,7 @@ func remedyCases() map[string]breakage {
 	}
 }
 
-// TestLastRule checks that doctor does not report a firewall chain whose last rule drops only some packets or no packets.
+// TestLastRule: a chain whose last rule drops only some packets or none is no problem.
 func TestLastRule(t *testing.T) {
 	for _, rule := range []string{"ct state invalid drop", "iifname lan0 reject", "counter accept", "log"} {
 		l := newLab(t)
@@ -51,8 +50,7 @@ func TestLastRule(t *testing.T) {
 	}
 }
 
-// TestLoopback checks two cases without a finding: the loopback plugin of another project, and a missing loopback plugin if containerd does
-// not start this plugin.
+// TestLoopback: another project's loopback plugin is no problem, nor is a missing one that containerd does not start.
 func TestLoopback(t *testing.T) {
 	l := newLab(t)
 	l.plugin("loopback", "plugin v1.9.1")
@@ -70,7 +68,7 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestUnusable checks that doctor does not report an empty configuration folder if the folder contains only a file that cannot be used.
+// TestUnusable: a folder with only an unusable file is not reported as empty.
 func TestUnusable(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/10-podlace.conflist", "{")

@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The check "routes" asks the kernel for the route to each live pod, and for the route of packets from the pod. A routing rule (ip-rule(8))
-// or a route of another program can lead these packets to another link. The check reports one pod for each bridge and direction.
+// routes asks the kernel for the routes to and from each live pod, which a routing rule (ip-rule(8)) or a route of another program can lead
+// to another link. It reports one pod for each bridge and direction.
 func (n *node) routes() (found []Finding) {
 	records, err := bridge.Gateways()
 	found = unknown("the records of bridge", err)
@@ -44,7 +44,7 @@ func (n *node) routes() (found []Finding) {
 	return found
 }
 
-// routesOf() checks the routes of packets to and from a pod.
+// routesOf checks the routes of packets to and from a pod.
 func (n *node) routesOf(pod netip.Addr, link kernel.Link, forwards bool) (found []Finding) {
 	report := func(what, evidence, consequence, lookup string) {
 		family := "-4"

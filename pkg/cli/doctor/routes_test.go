@@ -11,8 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/hostlocal"
 )
 
-// TestRoutes checks that doctor reports a routing rule or a route that leads the packets of pods to another link, until the rule or the
-// route is removed.
+// TestRoutes: a routing rule or route that diverts the packets of pods is reported until it is removed.
 func TestRoutes(t *testing.T) {
 	l := newLab(t)
 	l.uplink("up0")

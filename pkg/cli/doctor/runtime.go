@@ -15,7 +15,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// runtimeConfig contains the CNI settings from a container runtime's configuration.
+// runtimeConfig holds the CNI settings of a container runtime's configuration.
 type runtimeConfig struct {
 	Name    string // containerd or CRI-O
 	File    string // path of the configuration; "" if there is none and the defaults apply
@@ -29,17 +29,15 @@ type runtimeConfig struct {
 	InternalLoopback bool // containerd itself sets lo up, without the plugin loopback
 }
 
-// The folders of a runtime whose configuration names no others.
+// Folders of a runtime whose configuration names no others.
 const (
 	defaultConfDir = "/etc/cni/net.d"
 	defaultBinDir  = "/opt/cni/bin"
 )
 
-// The constant `comm` is a pattern for the files in /proc that contain the name of a running program (proc_pid_comm(5)). The name in such a
-// file has at most 15 bytes.
+// comm matches the files in /proc with the name of a running program, of at most 15 bytes (proc_pid_comm(5)).
 const comm = "proc/[0-9]*/comm"
 
-// programs() returns the names of all running programs.
 func (n *node) programs() map[string]bool {
 	names := map[string]bool{}
 	files, _ := filepath.Glob(n.path(comm))
@@ -51,11 +49,11 @@ func (n *node) programs() map[string]bool {
 	return names
 }
 
-// A containerdPlace is a configuration file of containerd, with the folders that apply if the file does not set them.
+// containerdPlace is a configuration file of containerd, with the folders that apply if it does not set them.
 type containerdPlace struct{ file, confDir, binDir string }
 
-// containerdPlaces returns the configuration files of the running containerd processes. If no process runs, or if its command line cannot
-// be read, the result contains the usual files.
+// containerdPlaces returns the configuration files of the running containerd processes, or the usual files if none runs or its command line
+// cannot be read.
 func (n *node) containerdPlaces() (places []containerdPlace) {
 	usual := []containerdPlace{
 		{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
@@ -85,10 +83,10 @@ func (n *node) containerdPlaces() (places []containerdPlace) {
 	return places
 }
 
-// containerdConfig is the configuration file of a containerd that runs without the flag --config (containerd(8)).
+// containerdConfig is the file of a containerd without the flag --config (containerd(8)).
 const containerdConfig = "/etc/containerd/config.toml"
 
-// configArgument returns the configuration file in the command line of containerd.
+// configArgument returns the configuration file in containerd's command line.
 func configArgument(args []string) string {
 	for i, arg := range args {
 		name, value, ok := strings.Cut(arg, "=")
@@ -103,7 +101,7 @@ func configArgument(args []string) string {
 	return containerdConfig
 }
 
-// readRuntimes returns the container runtimes that run on this node or have a configuration file.
+// readRuntimes returns the runtimes that run on this node or have a configuration file.
 func (n *node) readRuntimes() (all []runtimeConfig) {
 	for _, place := range n.containerdPlaces() {
 		there := n.exists(place.file)
@@ -134,11 +132,11 @@ func (n *node) exists(name string) bool {
 	return err == nil
 }
 
-// maxImports is the maximum depth of nested imports in containerd's configuration files.
+// maxImports is how deep imports of containerd's configuration may nest.
 const maxImports = 8
 
-// readContainerd reads the CNI settings in a containerd configuration of version 2 or later, and in the files that this configuration
-// imports (containerd-config.toml(5)). A value in an imported file overrides the value from the importing file.
+// readContainerd reads the CNI settings of a containerd configuration of version 2 or later with its imports (containerd-config.toml(5)). A
+// value of an imported file wins.
 func (c *runtimeConfig) readContainerd(n *node, file string, depth int) error {
 	var raw struct {
 		Imports []string `toml:"imports"`
@@ -194,7 +192,7 @@ func (c *runtimeConfig) setCNI(cni cniSettings) {
 	}
 }
 
-// readCRIO reads crio.conf and the drop-in files. A value in a later CRI-O file overrides the value of an earlier file (crio.conf(5)).
+// readCRIO reads crio.conf and the drop-ins, of which later files win (crio.conf(5)).
 func (n *node) readCRIO() runtimeConfig {
 	c := runtimeConfig{Name: "CRI-O", ConfDir: defaultConfDir, BinDirs: []string{defaultBinDir}}
 	files, _ := filepath.Glob(n.path("/etc/crio/crio.conf.d/*"))
@@ -240,7 +238,7 @@ func readTOML(file string, into any) error {
 	return err
 }
 
-// The check "runtime" reports folders in the runtimes' configurations that differ from the folders that doctor examines.
+// runtimeFolders reports folders in the runtimes' configurations other than those that doctor examines.
 func (n *node) runtimeFolders() (found []Finding) {
 	if len(n.runtimes) == 0 {
 		return []Finding{{Level: Warning, Code: "no-runtime", What: "no container runtime was found",

@@ -27,13 +27,11 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// attachmentsIn returns the attachments whose network namespace is in the given state.
 func (n *node) attachmentsIn(state string) []*reconcile.Attachment {
 	return slices.DeleteFunc(slices.Clone(n.attachments), func(a *reconcile.Attachment) bool { return a.State != state })
 }
 
-// The check "addresses" reports range sets in which almost no address is free. The check "addresses" also reports changed subnets if live
-// pods have addresses of the old subnet.
+// addresses reports range sets that are almost full, and changed subnets if live pods have addresses of the old one.
 func (n *node) addresses() (found []Finding) {
 	for _, net := range n.networks {
 		for _, p := range net.Plugins {
@@ -71,7 +69,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	return found
 }
 
-// The check "records" reports attachments whose pods are gone, live ones that lack a lease, and record files that are damaged.
+// records reports attachments whose pods are gone, live ones without a lease, and damaged record files.
 func (n *node) records() (found []Finding) {
 	if n.attachmentsErr != nil {
 		return unknown("the records and leases", n.attachmentsErr)
@@ -101,7 +99,7 @@ func (n *node) records() (found []Finding) {
 	return found
 }
 
-// The check "rules" reports missing firewall rules and bandwidth limits of live pods.
+// rules reports missing firewall rules and bandwidth limits of live pods.
 func (n *node) rules() (found []Finding) {
 	if !bridge.Intact(n.host) {
 		found = append(found, Finding{Code: "rules-missing", What: "rules, gateway addresses or forwarding of the plugin bridge are missing",
@@ -144,7 +142,6 @@ type agentStatus struct {
 	} `json:"problems"`
 }
 
-// agentStatusFile is the path of the status file that podlace-node writes.
 const agentStatusFile = store.Root + "/" + nodefile.StatusName
 
 func readAgentStatus() (s agentStatus, err error) {
@@ -155,7 +152,7 @@ func readAgentStatus() (s agentStatus, err error) {
 	return s, err
 }
 
-// The check "node-agent" reports the problems that podlace-node wrote to its status file.
+// agent reports the problems in podlace-node's status file.
 func (n *node) agent() (found []Finding) {
 	s, err := readAgentStatus()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -181,10 +178,10 @@ func (n *node) agent() (found []Finding) {
 	return found
 }
 
-// minFree is the minimum share of free space, in percent: the check "disk" warns if less of a file system is free.
+// minFree is the free share of a file system, in percent, below which the check "disk" warns.
 const minFree = 5
 
-// The check "disk" reports state folders on a file system that is almost full or read-only.
+// disk reports state folders on a file system that is almost full or read-only.
 func (n *node) disk() (found []Finding) {
 	for _, dir := range []string{store.Root, hostlocal.DefaultDir} {
 		var st syscall.Statfs_t
@@ -208,7 +205,7 @@ func (n *node) disk() (found []Finding) {
 	return found
 }
 
-// The check "kubelet" reports missing folders of the kubelet that the sriov plugin needs.
+// kubelet reports missing folders of the kubelet that the sriov plugin needs.
 func (n *node) kubelet() (found []Finding) {
 	uses := slices.ContainsFunc(n.networks, func(net reconcile.Network) bool { return net.Plugin("sriov") != nil })
 	if !uses && n.exists(claim.Folder) {
@@ -239,7 +236,7 @@ func (n *node) kubelet() (found []Finding) {
 	return found
 }
 
-// kubeletUnit returns the systemd unit that runs the kubelet. In k3s and RKE2, the kubelet runs inside the process of k3s or RKE2.
+// kubeletUnit returns the systemd unit that runs the kubelet, which k3s and RKE2 have in their own process.
 func (n *node) kubeletUnit() string {
 	for _, unit := range []string{"k3s", "k3s-agent", "rke2-server", "rke2-agent"} {
 		if n.hasUnit(unit + ".service") {

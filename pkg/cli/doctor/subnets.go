@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/nodefile"
 )
 
-// changedSubnets reports bridges whose live pods have addresses in a subnet that was removed from the configuration. On such a bridge, ADD
-// fails with code 102.
+// changedSubnets reports bridges whose live pods have addresses in a subnet that the configuration no longer has, because ADD fails there
+// with code 102.
 func (n *node) changedSubnets() (found []Finding) {
 	records, err := bridge.Gateways()
 	if err != nil {
@@ -46,14 +46,14 @@ func (n *node) changedSubnets() (found []Finding) {
 	return found
 }
 
-// refuses() reports whether ADD would fail because a live pod's gateway address conflicts with the configured subnets.
+// refuses reports whether ADD would fail because a live pod's gateway address conflicts with the configured subnets.
 func refuses(gw netip.Prefix, subnets []netip.Prefix) bool {
 	conflicts := func(s netip.Prefix) bool { return bridge.GatewaysConflict(s, gw) }
 	return !slices.Contains(subnets, gw.Masked()) && slices.ContainsFunc(subnets, conflicts)
 }
 
-// subnetsOfBridges returns the configured subnets of each bridge. subnetsOfBridges leaves out bridges with forceAddress, because ADD
-// replaces their conflicting addresses.
+// subnetsOfBridges returns the configured subnets of each bridge, without bridges with forceAddress, where ADD replaces conflicting
+// addresses.
 func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Prefix {
 	all, forced := map[string][]netip.Prefix{}, map[string]bool{}
 	for _, net := range n.ownNetworks() {
@@ -78,7 +78,6 @@ func (n *node) subnetsOfBridges(podCIDRs []netip.Prefix) map[string][]netip.Pref
 	return all
 }
 
-// attachment() returns the node's attachment that has the given key, or nil.
 func (n *node) attachment(key attachment.Key) *reconcile.Attachment {
 	for _, a := range n.attachments {
 		if a.Key() == key {

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestLimitsOfTables checks findings about kernel limits that exist only in the node's own network namespace. Therefore the test passes the
-// limits and the usage as arguments.
+// TestLimitsOfTables passes limits and usage as arguments, because the kernel has these limits only in the node's own network namespace.
 func TestLimitsOfTables(t *testing.T) {
 	for _, c := range []struct {
 		found []Finding

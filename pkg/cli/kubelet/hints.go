@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet reimplements two steps of the kubelet of Kubernetes 1.37: the topology hints for a request, and the decision of the
-// Topology Manager. The package contains no code of Kubernetes. It does not support policy options (such as prefer-closest-numa-nodes),
-// sidecars, pod-level resources, or restarts of the kubelet.
+// Package kubelet reimplements two steps of the kubelet of Kubernetes 1.37, without its code: the topology hints for a request, and the
+// decision of the Topology Manager. It does not know policy options (such as prefer-closest-numa-nodes), sidecars, pod-level resources, or
+// restarts of the kubelet.
 package kubelet
 
 import (
@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// Mask is a set of NUMA nodes with one bit for each node. In a hint, the empty set means "any node". For a device, the empty set means
-// "unknown node".
+// Mask is a set of NUMA nodes, one bit each. The empty set means "any node" in a hint, and "unknown node" for a device.
 type Mask uint64
 
 // Count returns the number of NUMA nodes in the set.
@@ -30,8 +29,7 @@ func (m Mask) Nodes() (nodes []int) {
 // MarshalJSON returns the list of the NUMA nodes.
 func (m Mask) MarshalJSON() ([]byte, error) { return json.Marshal(m.Nodes()) }
 
-// isNarrower reports whether the set comes before another set in the kubelet's order. The kubelet sorts sets of NUMA nodes by size. The
-// kubelet sorts sets of equal size by the numeric value of their masks.
+// isNarrower reports whether the set comes first in the kubelet's order: by size, then by the numeric value of the masks.
 func (m Mask) isNarrower(than Mask) bool {
 	if a, b := m.Count(), than.Count(); a != b {
 		return a < b
@@ -39,8 +37,7 @@ func (m Mask) isNarrower(than Mask) bool {
 	return m < than
 }
 
-// forEachSubset calls f() with each non-empty subset of m, sorted by size. Subsets of equal size are sorted by the lowest NUMA node in
-// which they differ.
+// forEachSubset calls f with each non-empty subset of m, sorted by size, then by the lowest NUMA node in which they differ.
 func (m Mask) forEachSubset(f func(Mask)) {
 	var walk func(rest, chosen Mask, more int)
 	walk = func(rest, chosen Mask, more int) {
@@ -57,8 +54,7 @@ func (m Mask) forEachSubset(f func(Mask)) {
 	}
 }
 
-// Hint is a set of NUMA nodes whose devices can serve a request. A hint is preferred if no smaller set of nodes could serve the request,
-// even if all devices were free.
+// Hint is a set of NUMA nodes whose devices can serve a request. It is preferred if no smaller set could, even if all devices were free.
 type Hint struct {
 	Nodes     Mask `json:"nodes"`
 	Preferred bool `json:"preferred"`
@@ -77,7 +73,7 @@ func (h Hint) String() string {
 	return text
 }
 
-// Devices contains the devices of one resource. The index of a device in the fields of Devices is the ID of the device.
+// Devices holds the devices of one resource. A device's index in the fields is its ID.
 type Devices struct {
 	Near    []Mask // NUMA nodes of each device, as the plugin reported
 	Healthy []bool
@@ -94,7 +90,6 @@ func NewDevices(machine Mask, near []Mask) *Devices {
 	return d
 }
 
-// allNodes returns the NUMA nodes of all devices of the resource.
 func (d *Devices) allNodes() Mask {
 	var nodes Mask
 	for _, near := range d.Near {
@@ -114,9 +109,8 @@ func (d *Devices) availableDevices() []int {
 	return out
 }
 
-// Hints returns the hints for a request of n devices. The argument "reusable" contains the devices of the pod's init containers, because
-// the request may use these devices again. If the NUMA nodes of all devices are unknown, the resource has no preference, and Hints returns
-// nil. If the resource cannot serve the request, Hints returns an empty list.
+// Hints returns the hints for a request of n devices; reusable are those of the pod's init containers, which it may use again. It returns
+// nil, which means no preference, if no device has a known NUMA node, and an empty list if the request cannot be served.
 func (d *Devices) Hints(n int, reusable []int) []Hint {
 	nodes := d.allNodes()
 	if nodes == 0 {
@@ -131,7 +125,7 @@ func (d *Devices) Hints(n int, reusable []int) []Hint {
 	}
 	fewest := nodes.Count()
 	nodes.forEachSubset(func(mask Mask) {
-		// A preferred hint has the smallest number of NUMA nodes that could serve the request if all devices were free.
+		// A preferred hint has the fewest NUMA nodes that could serve the request if all devices were free.
 		if near(mask, d.Near) >= n {
 			fewest = min(fewest, mask.Count())
 		}

@@ -5,7 +5,7 @@ package kubelet
 // Policy is a policy of the Topology Manager.
 type Policy string
 
-// These constants are the policies of the Topology Manager, with their names in the kubelet's configuration.
+// The policies of the Topology Manager, named as in the kubelet's configuration.
 const (
 	None       Policy = "none"
 	BestEffort Policy = "best-effort"
@@ -13,8 +13,8 @@ const (
 	SingleNUMA Policy = "single-numa-node"
 )
 
-// Merge merges the hints of several resources. The argument "lists" contains one list of hints for each resource. Merge selects the best
-// combination with one hint from each list, and returns the merged hint. Merge also reports whether the policy admits the pod.
+// Merge combines one hint from each list, of which there is one for each resource, in the best way, and reports whether the policy admits
+// the pod.
 func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	if p == None {
 		return Hint{}, true
@@ -35,8 +35,8 @@ func Merge(p Policy, machine Mask, lists [][]Hint) (Hint, bool) {
 	return best, p == BestEffort || best.Preferred
 }
 
-// acceptableHints replaces a nil or empty list by one hint for any node. For the policy single-numa-node, acceptableHints omits the hints
-// that this policy never accepts.
+// acceptableHints replaces a nil or empty list by one hint for any node. For single-numa-node it omits the hints that this policy never
+// accepts.
 func acceptableHints(p Policy, hints []Hint) []Hint {
 	switch {
 	case hints == nil:
@@ -56,7 +56,7 @@ func acceptableHints(p Policy, hints []Hint) []Hint {
 	return out
 }
 
-// requiredNodes computes the minimum number of NUMA nodes that each resource needs, and returns the largest of these numbers.
+// requiredNodes returns the largest of the minimum numbers of NUMA nodes that the resources need.
 func requiredNodes(lists [][]Hint) int {
 	most := 0
 	for _, hints := range lists {
@@ -78,8 +78,8 @@ type merger struct {
 	best    *Hint
 }
 
-// mergeFrom merges a hint with the hints in list i and in all later lists. Each combination contains one hint from each of these lists. A
-// combination of hints with different NUMA nodes is not preferred, even if each of its hints is preferred.
+// mergeFrom merges a hint with those in list i and all later lists, one from each. A combination of different NUMA nodes is not preferred,
+// even if each of its hints is.
 func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	if i == len(m.lists) {
 		if merged.Nodes != 0 && m.isBetter(merged) {
@@ -101,8 +101,8 @@ func (m *merger) mergeFrom(i int, merged Hint, first Mask) {
 	}
 }
 
-// isBetter reports whether a merged hint is better than the best hint so far. If neither hint is preferred, the best number of NUMA nodes
-// is the number that requiredNodes returns.
+// isBetter reports whether a merged hint is better than the best so far. If neither is preferred, the best number of NUMA nodes is that of
+// requiredNodes.
 func (m *merger) isBetter(h Hint) bool {
 	if m.best == nil || h.Preferred != m.best.Preferred {
 		return m.best == nil || h.Preferred

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// formatHints formats hints, for example as "0 01 1* any". Each digit is a NUMA node. The character * follows a preferred hint. The word
-// "any" means the empty set.
+// formatHints formats hints as in "0 01 1* any": a digit is a NUMA node, * marks a preferred hint, and "any" is the empty set.
 func formatHints(hints ...Hint) string {
 	var out []string
 	for _, h := range hints {
@@ -30,7 +29,7 @@ func formatHints(hints ...Hint) string {
 	return strings.Join(out, " ")
 }
 
-// parseHints parses lists of hints in the format of formatHints. The character "|" separates the lists of different resources.
+// parseHints parses lists in the format of formatHints, with "|" between resources.
 func parseHints(words string) [][]Hint {
 	var lists [][]Hint
 	for _, list := range strings.Split(words, "|") {

@@ -4,8 +4,8 @@ package kubelet
 
 import "testing"
 
-// TestMergePublished checks Merge with the test cases of Kubernetes 1.37 for the policies of the Topology Manager
-// (pkg/cli/kubelet/cm/topologymanager/policy_test.go). The test cases are in the format of formatHints.
+// TestMergePublished runs the test cases of Kubernetes 1.37 for the policies of the Topology Manager
+// (pkg/kubelet/cm/topologymanager/policy_test.go), in the format of formatHints.
 func TestMergePublished(t *testing.T) {
 	const four = Mask(15)
 	both := []Policy{BestEffort, Restricted}
@@ -15,7 +15,7 @@ func TestMergePublished(t *testing.T) {
 		policies    []Policy
 		want        string
 	}{
-		// The following cases are the commonPolicyMergeTestCases of Kubernetes.
+		// commonPolicyMergeTestCases of Kubernetes.
 		{"same mask, both preferred, node 0", "0*|0*", all, "0*"},
 		{"same mask, both preferred, node 1", "1*|1*", all, "1*"},
 		{"no hints beside a preferred hint, node 0", "any*|0*", all, "0*"},
@@ -24,7 +24,7 @@ func TestMergePublished(t *testing.T) {
 		{"two hints and a matching one, node 1", "0* 1*|1*", all, "1*"},
 		{"the narrower preferred hint of both", "0* 1*|0* 01", all, "0*"},
 		{"wide preferred hints before narrow ones that are not", "1* 01|0* 1* 01", all, "1*"},
-		// The following cases are the mergeTestCases of the policies best-effort and restricted.
+		// mergeTestCases of best-effort and restricted.
 		{"two hints each, some with different bits", "01* 02*|01* 02*", both, "01*"},
 		{"no providers", "none", both, "0123*"},
 		{"a provider without a preference", "any*", both, "0123*"},
@@ -42,7 +42,7 @@ func TestMergePublished(t *testing.T) {
 		{"count of the best hint that is not preferred (4)", "0123 01|23", both, "23"},
 		{"count of the best hint that is not preferred (5)", "0123 01|12 23", both, "12"},
 		{"count of the best hint that is not preferred (6)", "0123 01|123 12 13 23", both, "12"},
-		// The following cases are the mergeTestCases of the policy single-numa-node.
+		// mergeTestCases of single-numa-node.
 		{"single: no providers", "none", []Policy{SingleNUMA}, "any*"},
 		{"single: a provider without a preference", "any*", []Policy{SingleNUMA}, "any*"},
 		{"single: a provider without a possible affinity", "", []Policy{SingleNUMA}, "any"},
@@ -67,8 +67,8 @@ func TestMergePublished(t *testing.T) {
 	}
 }
 
-// TestCompareHintsPublished checks isBetter with the cases of TestCompareHintsNarrowest in Kubernetes 1.37. Each case contains the result
-// of requiredNodes, the current hint, the candidate, and the better one of the two hints.
+// TestCompareHintsPublished runs the cases of TestCompareHintsNarrowest in Kubernetes 1.37: the result of requiredNodes, the current hint,
+// the candidate, and the better of the two.
 func TestCompareHintsPublished(t *testing.T) {
 	for _, c := range []struct {
 		enough                   int

@@ -17,21 +17,20 @@ import (
 )
 
 const (
-	// bannerTimeout is the timeout of the call that checks whether a program is a plugin of Podlace.
+	// bannerTimeout bounds the call that asks whether a program is a plugin of Podlace.
 	bannerTimeout = 10 * time.Second
-	// statusTimeout is the maximum duration of one plugin's STATUS.
+	// statusTimeout bounds one plugin's STATUS.
 	statusTimeout = 10 * time.Second
 )
 
-// ErrForeign means that a program is not a plugin of Podlace.
+// ErrForeign means that a program is no plugin of Podlace.
 var ErrForeign = errors.New("it is not Podlace's")
 
-// bannerText is the text before the version in the output of Podlace's plugins. The plugins print this text if they are started without a
-// CNI command.
+// bannerText stands before the version in what Podlace's plugins print without a CNI command.
 const bannerText = " plugin of Podlace "
 
-// Version returns the version of a plugin of Podlace. For a program that is not a plugin of Podlace, Version returns ErrForeign. For a file
-// that is missing or cannot be executed, Version returns the error of stat(2) or execve(2).
+// Version returns the version of a plugin of Podlace, or ErrForeign for another program. If the file is missing or cannot be executed, it
+// returns the error of stat(2) or execve(2).
 func Version(path string) (string, error) {
 	if _, err := os.Stat(path); err != nil {
 		return "", err
@@ -53,7 +52,7 @@ func Version(path string) (string, error) {
 	return version, nil
 }
 
-// Status calls STATUS of all plugins of the network that belong to Podlace. Status returns an error for each plugin that is not ready.
+// Status calls STATUS of the network's plugins that are Podlace's, and returns an error for each that is not ready.
 func Status(n Network, binDir string) (errs []error) {
 	for _, p := range n.Plugins {
 		if _, err := Version(filepath.Join(binDir, p.Type)); err != nil {
@@ -70,7 +69,7 @@ func Status(n Network, binDir string) (errs []error) {
 	return errs
 }
 
-// callPlugin runs a CNI operation that needs no attachment. Its error has the code and the message of the plugin.
+// callPlugin runs a CNI verb that needs no attachment. Its error has the code and the message of the plugin.
 func callPlugin(verb, binDir, name string, config []byte, timeout time.Duration) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(filepath.Join(binDir, name))

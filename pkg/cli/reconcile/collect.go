@@ -15,10 +15,10 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// gcTimeout is the maximum duration of one plugin's GC, which runs DEL for each dead attachment.
+// gcTimeout bounds one plugin's GC, which runs DEL for each dead attachment.
 const gcTimeout = 10 * time.Minute
 
-// Plan contains the plugins whose GC is called for a network.
+// Plan holds the plugins whose GC is called for a network.
 type Plan struct {
 	Network Network
 	Run     []Plugin
@@ -26,11 +26,10 @@ type Plan struct {
 	binDir  string
 }
 
-// NewPlan finds the plugins of a network that belong to Podlace. The plan of a network contains no plugins of other projects. The GC of
-// another project's plugin would also remove a pod that was added after the list of attachments was made. The GC of Podlace's plugins gets
-// a list of the dead attachments, and removes only these attachments. If another project's main plugin uses Podlace's host-local, the plan
-// contains the GC of host-local. If a plugin has state of dead attachments, the plan contains its GC even if the plugin is in no
-// configuration.
+// NewPlan finds the plugins of a network whose GC to call. Other projects' are excluded, because their GC would also remove a pod that was
+// added after the list of attachments was made; Podlace's plugins get a list of the dead attachments and remove only these. The plan
+// includes host-local if another project's main plugin uses it, and each plugin with state of dead attachments, even if no configuration
+// names it.
 func NewPlan(n Network, list []*Attachment, binDir string) Plan {
 	plan := Plan{Network: n, binDir: binDir}
 	if n.DisableGC {
@@ -70,7 +69,7 @@ func (p *Plan) add(pl Plugin) error {
 	return err
 }
 
-// addHolder adds a plugin that no network's configuration contains, under the name that is installed, or podlace-pod in its place.
+// addHolder adds a plugin that no configuration names, under its installed name, or podlace-pod in its place.
 func (p *Plan) addHolder(kind string) error {
 	names := []string{plugin.ClusterPrefix + kind, kind}
 	if kind == hostLocal || plugin.Runs(plugin.PodType, kind) {
@@ -98,15 +97,13 @@ func (p *Plan) note(name string, err error) {
 	}
 }
 
-// The method covers() reports whether a plugin is in the plan or in the network's configuration. covers() also finds a plugin that another
-// plugin runs.
+// covers reports whether a plugin is in the plan or in the network's configuration, also as one that another plugin runs.
 func (p *Plan) covers(kind string) bool {
 	return slices.ContainsFunc(slices.Concat(p.Run, p.Network.Plugins), func(pl Plugin) bool { return pl.has(kind) })
 }
 
-// Collect calls GC of the plugins, so that they remove the dead attachments of the network. If the GC of one plugin fails, Collect
-// continues with the other plugins. Collect never removes an attachment that is missing from its argument. The plugins get a list of valid
-// attachments and a list of dead attachments, and remove only the dead attachments.
+// Collect calls GC of the plugins, which removes the network's dead attachments, and continues if one fails. An attachment that is missing
+// from list is never removed.
 func (p Plan) Collect(list []*Attachment) error {
 	valid, dead := p.lists(list)
 	if len(dead) == 0 {
@@ -147,7 +144,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 	return valid, dead
 }
 
-// The function gc() calls GC as libcni does. gc() passes the list of valid attachments under two keys, because both keys are in use.
+// gc calls GC as libcni does. It passes the valid attachments under two keys, because both are in use.
 func (p Plan) gc(pl Plugin, valid, dead []plugin.Attachment) error {
 	config, err := inject(pl.raw, map[string]any{"name": p.Network.Name, "cniVersion": p.Network.gcVersion(),
 		"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid, plugin.DeadKey: dead})
@@ -172,8 +169,7 @@ func inject(raw json.RawMessage, more map[string]any) ([]byte, error) {
 	return json.Marshal(keys)
 }
 
-// Compare marks each dead attachment in the list "before" as removed if the list "after" does not contain it. Compare returns the number of
-// dead attachments that are in both lists.
+// Compare marks each dead attachment of before that after lacks as removed, and returns the number of those that remain.
 func Compare(before, after []*Attachment) (left int) {
 	still := map[attachment.Key]bool{}
 	for _, a := range after {

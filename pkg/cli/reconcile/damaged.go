@@ -8,8 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// AddDamaged adds unreadable records to the list of attachments. If an attachment has neither a readable record nor a lease, only its
-// network is known.
+// AddDamaged adds unreadable records to the attachments. Of one with neither a readable record nor a lease, only the network is known.
 func AddDamaged(list []*Attachment, damaged []attachment.Damaged) []*Attachment {
 	for _, d := range damaged {
 		at := slices.IndexFunc(list, func(a *Attachment) bool {

@@ -10,8 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// addDescription adds the data in a plugin's record to an attachment. If addDescription cannot read the state in the record, it adds no
-// data from this state. The CNI operations of the plugin report the unreadable state as an error.
+// addDescription adds what a plugin's record says. It skips unreadable state, which the plugin itself reports.
 func (a *Attachment) addDescription(rec attachment.Record) {
 	if a.Since.IsZero() || rec.Written.Before(a.Since) {
 		a.Since = rec.Written

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// gcVersion is the oldest cniVersion in which GC exists. Podlace's plugins support GC even if the conflist has an older version.
+// gcVersion is the oldest cniVersion with GC, which Podlace's plugins know even if the conflist has an older version.
 const gcVersion = "1.1.0"
 
 // Network is the configuration of a network, as a runtime loads it.
@@ -41,8 +41,8 @@ type Plugin struct {
 	raw     json.RawMessage
 }
 
-// Networks reads all configurations in a folder, sorted by file name. If two configurations have the same network name, Networks uses the
-// first configuration, as runtimes do. The second result of Networks describes the files that cannot be read.
+// Networks reads all configurations in a folder, sorted by file name. Of two with the same network name the first counts, as for runtimes.
+// notes describe the files that cannot be read.
 func Networks(dir string) (networks []Network, notes []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -66,7 +66,7 @@ func Networks(dir string) (networks []Network, notes []string, err error) {
 	return networks, notes, nil
 }
 
-// Named returns the network with the given name. Without such a network, it returns one that has only this name, and false.
+// Named returns the network with the given name, or one that has only this name, and false.
 func Named(networks []Network, name string) (Network, bool) {
 	for _, n := range networks {
 		if n.Name == name {
@@ -96,8 +96,8 @@ func readNetwork(path string) (n Network, err error) {
 	return n, nil
 }
 
-// Load loads the content of a configuration file as runtimes do. A .conf or .json is one plugin. Any other file is a list, to which a
-// .conflist adds the files in the folder of the network's name.
+// Load loads a configuration file as runtimes do. A .conf or .json is one plugin. Any other file is a list, to which a .conflist adds the
+// files in the folder of the network's name.
 func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) {
 	if slices.Contains([]string{".conf", ".json"}, filepath.Ext(path)) {
 		one, err := libcni.NetworkPluginConfFromBytes(data)
@@ -136,7 +136,7 @@ func Load(path string, data []byte) (list *libcni.NetworkConfigList, err error) 
 	return list, nil
 }
 
-// FolderFiles returns the files that runtimes add to the list in a .conflist: those in the folder of the network's name. Each is a plugin.
+// FolderFiles returns the files, each a plugin, that runtimes add to the list in a .conflist: those in the folder of the network's name.
 func FolderFiles(path, network string, onlyInlined bool) ([]string, error) {
 	if filepath.Ext(path) != ".conflist" || onlyInlined {
 		return nil, nil
@@ -157,8 +157,8 @@ func RefusedKeys(root strict.Value) (problems []strict.Problem) {
 	return problems
 }
 
-// Plugin returns the configuration of the network's first plugin of the given kind (plugin.Kind), as its own entry or as a part of
-// podlace-pod. If the network has no plugin of this kind, Plugin returns nil.
+// Plugin returns the configuration of the network's first plugin of a kind (plugin.Kind), as its own entry or as a part of podlace-pod, or
+// nil.
 func (n Network) Plugin(kind string) json.RawMessage {
 	for _, p := range n.Plugins {
 		for _, part := range plugin.Parts(p.raw) {
@@ -178,10 +178,10 @@ func (p Plugin) has(kind string) bool {
 	return plugin.Runs(p.Type, kind) || plugin.Kind(p.IPAM) == kind
 }
 
-// Config returns the configuration of the plugin, as libcni encodes it.
+// Config returns the plugin's configuration, as libcni encodes it.
 func (p Plugin) Config() []byte { return p.raw }
 
-// DataDir returns the folder in which the network's IPAM plugin stores leases. For the default folder, DataDir returns "".
+// DataDir returns the folder of the network's leases, or "" for the default.
 func (n Network) DataDir() string {
 	for _, p := range n.Plugins {
 		if p.dataDir != "" {
@@ -191,7 +191,7 @@ func (n Network) DataDir() string {
 	return ""
 }
 
-// gcVersion returns the cniVersion with which GC of the network is called.
+// gcVersion returns the cniVersion for GC of the network.
 func (n Network) gcVersion() string {
 	if ok, err := version.GreaterThanOrEqualTo(n.CNIVersion, gcVersion); ok && err == nil {
 		return n.CNIVersion

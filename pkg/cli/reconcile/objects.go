@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// Objects returns the kernel objects in a plugin's record of an attachment. Each line that Objects returns describes one object.
+// Objects returns a line for each kernel object in a plugin's record of an attachment.
 func Objects(rec attachment.Record) ([]string, error) {
 	switch rec.Plugin {
 	case "bridge":
@@ -31,7 +31,7 @@ func Objects(rec attachment.Record) ([]string, error) {
 	return nil, nil
 }
 
-// LeaseFiles returns one line for each host-local lease of an attachment. LeaseFiles reads the same folders as List.
+// LeaseFiles returns a line for each host-local lease of an attachment, from the same folders as List.
 func LeaseFiles(networks []Network, key attachment.Key) (lines []string, err error) {
 	for path := range leaseFolders(networks) {
 		if filepath.Base(path) != key.Network {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 )
 
-// TestObjects checks which objects Objects finds in records. TestObjects also covers the iptables backend and VFs.
+// TestObjects also covers the iptables backend and VFs.
 func TestObjects(t *testing.T) {
 	for _, c := range []struct {
 		name, plugin, state string

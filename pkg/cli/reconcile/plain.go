@@ -2,7 +2,7 @@
 
 package reconcile
 
-// Maximum lengths of the texts that commands display.
+// Maximum lengths of texts that commands display.
 const (
 	MaxName    = 128 // a name that a pod can choose
 	MaxMessage = 1024

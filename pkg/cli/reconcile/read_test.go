@@ -12,8 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestOnlyRegularFiles checks that no file in the configuration folder blocks the program that reads the folder. The functions that read
-// this folder must follow symbolic links, and each error must contain the name of the file.
+// TestOnlyRegularFiles: no file in the configuration folder blocks its reader. Symbolic links are followed, and each error names its file.
 func TestOnlyRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "elsewhere/a"), `{"name":"a","plugins":[{"type":"bridge","ipam":{"type":"x","dataDir":"/d"}}]}`)

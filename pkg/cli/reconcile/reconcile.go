@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile finds attachments on this node whose pods are gone. Package reconcile calls the plugins, which remove these
-// attachments.
+// Package reconcile finds attachments on this node whose pods are gone, and calls the plugins to remove them.
 //
-// An attachment counts as dead only if there is proof that its pod is gone. Reconcile never removes an attachment whose network namespace
-// exists or whose container runs. An attachment is dead if the network namespace of its ADD does not exist. An attachment is also dead if
-// the node has rebooted since the ADD.
+// An attachment is dead only if there is proof: the network namespace of its ADD does not exist, or the node has rebooted since. One whose
+// namespace exists or whose container runs is never removed.
 //
-// The namespace of an attachment is unknown if another program wrote the lease, or if the recorded path is not the path of a namespace. An
-// attachment with an unknown namespace is dead only if a runtime has answered and three conditions are met. These conditions are: the
-// runtime does not know the container, the attachment is older than maxADDAge, and, if no namespace path is recorded, the cache of libcni
-// does not contain the container.
+// The namespace is unknown if another program wrote the lease, or if the recorded path is not a namespace's. Such an attachment is dead
+// only if a runtime answered and does not know the container, the attachment is older than maxADDAge, and, without a recorded path,
+// libcni's cache lacks the container.
 package reconcile
 
 import (
@@ -29,8 +26,8 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// maxADDAge is longer than the duration of any ADD. If an attachment with an unknown namespace is younger than maxADDAge, its ADD may still
-// be running. While the ADD of a pod is running, the list of the runtime does not contain the pod yet.
+// maxADDAge is longer than any ADD. A younger attachment with an unknown namespace may still be in its ADD, during which the runtime does
+// not list the pod.
 const maxADDAge = 10 * time.Minute
 
 // States of a namespace.
@@ -40,7 +37,7 @@ const (
 	Unknown = "unknown"
 )
 
-// Attachment contains all recorded data about one attachment.
+// Attachment holds all recorded data about one attachment.
 type Attachment struct {
 	Network     string       `json:"network"`
 	Pod         string       `json:"pod,omitempty"`
@@ -81,8 +78,8 @@ type Damaged struct {
 	Reason string `json:"reason"`
 }
 
-// List returns the attachments that are recorded on this node. List reads the records of the plugins and the leases of host-local. List
-// reads the lease folders of the networks and the default lease folder.
+// List returns the attachments recorded on this node: in the plugins' records, and in host-local's leases in the networks' folders and the
+// default one.
 func List(networks []Network) ([]*Attachment, error) {
 	records, _, err := attachment.Scan()
 	if err != nil {
@@ -91,7 +88,7 @@ func List(networks []Network) ([]*Attachment, error) {
 	return ListOf(records, networks)
 }
 
-// ListOf returns the same list as List, but uses records that the caller has already read.
+// ListOf is List with records that the caller has already read.
 func ListOf(records []attachment.Record, networks []Network) ([]*Attachment, error) {
 	found := map[attachment.Key]*Attachment{}
 	for _, rec := range records {
@@ -146,7 +143,6 @@ func stateOf(netns string, earlier bool) string {
 	return Unknown
 }
 
-// leaseFolders returns the existing folders with leases.
 func leaseFolders(networks []Network) map[string]bool {
 	folders := map[string]bool{}
 	paths, _ := filepath.Glob(hostlocal.DefaultDir + "/*")
@@ -172,7 +168,7 @@ func addLeases(found map[attachment.Key]*Attachment, path string) error {
 	}
 	for of, l := range leases {
 		a := entry(found, attachment.Key{Network: filepath.Base(path), ContainerID: of.ContainerID, IfName: of.IfName})
-		// Records are stored on tmpfs, so a reboot deletes them. An attachment with a record was therefore created after the last boot.
+		// Records are on tmpfs, so an attachment with one was made after the last boot.
 		a.earlier = l.Earlier && len(a.Holders) == 0
 		a.written = l.Written
 		a.Holders = append(a.Holders, "host-local")
@@ -181,8 +177,7 @@ func addLeases(found map[attachment.Key]*Attachment, path string) error {
 	return nil
 }
 
-// Judge marks dead attachments. If the last argument of Judge is true, an attachment with an unknown namespace can be dead even if no
-// runtime answered.
+// Judge marks dead attachments. With all, those with an unknown namespace can be dead even if no runtime answered.
 func Judge(list []*Attachment, rt Runtimes, all bool) {
 	for _, a := range list {
 		a.Pod = cmp.Or(a.Pod, rt.pods[a.ContainerID])
@@ -213,8 +208,7 @@ func Dead(list []*Attachment) (dead []*Attachment) {
 	return dead
 }
 
-// Doubt returns a reason why an administrator should check the list of dead attachments before their state is removed. If no check by an
-// administrator is necessary, Doubt returns nil.
+// Doubt returns why an administrator should look at the dead attachments before their state is removed, or nil.
 func Doubt(list []*Attachment, rt Runtimes) error {
 	dead := len(Dead(list))
 	switch {

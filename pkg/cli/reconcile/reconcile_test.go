@@ -35,7 +35,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// TestJudge checks that an attachment counts as dead only if there is proof that its pod is gone.
+// TestJudge: only proof that its pod is gone makes an attachment dead.
 func TestJudge(t *testing.T) {
 	asked := Runtimes{Asked: []string{"crictl"}, Running: map[string]bool{"runs": true}}
 	silent := Runtimes{}
@@ -92,7 +92,6 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// writeLease creates a lease of host-local.
 func writeLease(t *testing.T, network, id, netns string) {
 	t.Helper()
 	stdin := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"x","ipam":{"type":"host-local","subnet":"10.1.2.0/24"}}`, network)
@@ -104,8 +103,7 @@ func writeLease(t *testing.T, network, id, netns string) {
 	}
 }
 
-// TestList (F-27) checks the list that results from records, leases and the cache of libcni. TestList also checks that List marks leases
-// from before the last boot.
+// TestList (F-27) covers records, leases and libcni's cache, and leases from before the last boot.
 func TestList(t *testing.T) {
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/podlace/n1", "/var/lib/cni"} {
@@ -250,8 +248,8 @@ func script(t *testing.T, path, text string) {
 	}
 }
 
-// TestCollect checks that each plugin of Podlace gets the list of valid attachments and the list of dead attachments, and that plugins of
-// other projects are not called. Collect must return the errors of all plugins.
+// TestCollect: each plugin of Podlace gets the valid and the dead attachments, those of other projects are not called, and the errors of
+// all are returned.
 func TestCollect(t *testing.T) {
 	dir := t.TempDir()
 	keep := `[ -z "$CNI_COMMAND" ] && { echo "CNI plugin of Podlace x" >&2; exit; }
@@ -315,8 +313,7 @@ cat > "$0.$CNI_COMMAND."; env > "$0.env"; `
 	}
 }
 
-// TestPlanByRecords checks the case that a plugin has state of dead attachments. The GC of this plugin must be called even if the plugin is
-// in no configuration.
+// TestPlanByRecords: GC of a plugin with state of dead attachments is called even if no configuration names it.
 func TestPlanByRecords(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bridge", "portmap", "host-local"} {

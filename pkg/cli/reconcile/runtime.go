@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	// maxCached is the size limit for files in the cache of libcni, which contain a configuration of up to this size.
+	// maxCached bounds files in libcni's cache, which contain a configuration of up to this size.
 	maxCached = 16 << 20
-	// maxPidfile is the size limit for a file that contains a process ID and a newline.
+	// maxPidfile bounds a file with a process ID and a newline.
 	maxPidfile = 32
 )
 
-// Runtimes contains the running containers and pods that the container runtimes of this node report.
+// Runtimes holds the running containers and pods that this node's runtimes report.
 type Runtimes struct {
 	Asked   []string        // sources that answered
 	Running map[string]bool // running containers by ID
@@ -34,21 +34,19 @@ type Runtimes struct {
 	pods    map[string]string
 }
 
-// taskFolders returns the folders that contain one entry for each running container. Containerd has one such folder for each of its own
-// namespaces. In k3s, containerd uses other paths.
+// taskFolders returns the folders with one entry for each running container: one for each of containerd's own namespaces, also at k3s'
+// paths.
 func taskFolders() []string {
 	return []string{"/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/containerd/io.containerd.runtime.v2.task"}
 }
 
-// storageFolder contains one folder for each container of CRI-O and podman. The folder of a container exists until the container is
-// removed, whether the container runs or not.
+// storageFolder has a folder for each container of CRI-O and podman until it is removed, whether it runs or not.
 const storageFolder = "/run/containers/storage/overlay-containers"
 
-// crictlTimeout is the timeout of crictl. This timeout is long enough for a runtime that is just starting.
+// crictlTimeout suffices for a runtime that is just starting.
 const crictlTimeout = 20 * time.Second
 
-// AskRuntimes asks all sources on this node that know the running containers. A container counts as running if at least one source reports
-// that it runs.
+// AskRuntimes asks all sources on this node for the running containers. One source that reports a container suffices.
 func AskRuntimes() Runtimes {
 	rt := Runtimes{Running: map[string]bool{}, pods: map[string]string{}}
 	answered := false
@@ -66,8 +64,7 @@ func AskRuntimes() Runtimes {
 	return rt
 }
 
-// readContainers reads a folder that contains one entry for each container. The last argument of readContainers is a function that gets the
-// path of an entry and reports whether the container runs.
+// readContainers reads a folder with one entry for each container. runs reports whether the container with the entry at a path runs.
 func (rt *Runtimes) readContainers(folder, level string, runs func(path string) bool) {
 	if _, err := os.ReadDir(folder); err != nil {
 		return
@@ -81,10 +78,9 @@ func (rt *Runtimes) readContainers(folder, level string, runs func(path string) 
 	}
 }
 
-// mayRun reports whether a container with a folder in storageFolder may be running. If crictl reports the pod, mayRun returns the state
-// that crictl reports. If crictl does not report the pod, mayRun checks whether the process of the container exists. A sandbox of CRI-O may
-// have no pidfile. If crictl did not answer, a sandbox without a pidfile counts as running. If the pidfile of a container cannot be read,
-// the container may be running.
+// mayRun reports whether a container with a folder in storageFolder may be running: what crictl says, or else whether its process exists. A
+// sandbox of CRI-O may have no pidfile, and then counts as running if crictl did not answer. With an unreadable pidfile, a container may be
+// running.
 func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	if _, known := rt.pods[filepath.Base(path)]; known {
 		return rt.Running[filepath.Base(path)]
@@ -101,7 +97,7 @@ func (rt *Runtimes) mayRun(path string, answered bool) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// askCRI runs crictl. The configuration of crictl contains the socket of the runtime.
+// askCRI runs crictl, whose configuration has the runtime's socket.
 func (rt *Runtimes) askCRI(path string) error {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(path, "pods", "-o", "json")
@@ -139,10 +135,10 @@ func (rt *Runtimes) askCRI(path string) error {
 	return nil
 }
 
-// CacheDir is libcni's cache. If a runtime uses this cache of libcni, the cache contains the data for the DEL of each attachment.
+// CacheDir is libcni's cache, which holds the data for DEL of each attachment if the runtime uses it.
 const CacheDir = "/var/lib/cni/results"
 
-// The type cachedResult is an entry in the cache of libcni.
+// cachedResult is an entry in libcni's cache.
 type cachedResult struct {
 	Kind        string      `json:"kind"`
 	ContainerID string      `json:"containerId"`
@@ -155,13 +151,13 @@ type cachedResult struct {
 	path string
 }
 
-// A User is a file that names a plugin, without which no pod of this file can be deleted.
+// User is a file that names a plugin without which no pod of this file can be deleted.
 type User struct {
 	File, Network, Plugin string
 	Cached                bool // the file is in libcni's cache, with which some runtimes delete a running pod
 }
 
-// Users returns the files that name one of the given plugins: the configurations of the networks, and those in libcni's cache.
+// Users returns the files that name one of the plugins: configurations of networks, and those in libcni's cache.
 func Users(networks []Network, plugins ...string) (users []User) {
 	for _, n := range networks {
 		for _, p := range n.Plugins {
@@ -198,7 +194,7 @@ func readCache() (entries []cachedResult) {
 	return entries
 }
 
-// Forget removes the attachments of a deleted network from the cache of libcni. Forget returns the paths of the removed files.
+// Forget removes a deleted network's attachments from libcni's cache, and returns the paths of the files.
 func Forget(network string) (removed []string) {
 	for _, c := range readCache() {
 		if c.Network == network && os.Remove(c.path) == nil {

@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStoppedContainers checks containers that have ended. In containers/storage, the folders of ended containers exist until the
-// containers are removed. The folder of a container therefore does not prove that the container runs.
+// TestStoppedContainers: in containers/storage, folders of ended containers remain until these are removed, so they prove nothing.
 func TestStoppedContainers(t *testing.T) {
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
@@ -51,8 +50,7 @@ func TestStoppedContainers(t *testing.T) {
 	}
 }
 
-// TestUnreadablePidfile checks that a container is not running if its pidfile is missing or contains the ID of a process that has ended. If
-// the pidfile of a container cannot be read, the container may be running.
+// TestUnreadablePidfile: with a missing pidfile or that of an ended process, a container does not run. With an unreadable one it may.
 func TestUnreadablePidfile(t *testing.T) {
 	rt := Runtimes{}
 	for name, c := range map[string]struct {

@@ -17,10 +17,9 @@ import (
 	"github.com/podlace/podlace/pkg/portmap"
 )
 
-// Leftovers removes from a node all of Podlace's state that belongs to no pod. Podlace's state without pods consists of bridges without
-// ports, nftables tables, lease folders without leases, records and locks. The argument "networks" contains the networks of Podlace. The
-// argument "others" contains the networks in the current configuration of the runtime. Before Leftovers, the caller must ensure that no pod
-// of Podlace exists. If one part of the state cannot be removed, Leftovers still removes the other parts.
+// Leftovers removes Podlace's state that belongs to no pod: bridges without ports, nftables tables, lease folders without leases, records
+// and locks. If one part fails, the others are still removed. networks are Podlace's, others those in the runtime's current configuration.
+// The caller must ensure that no pod of Podlace exists.
 func Leftovers(networks, others []reconcile.Network, say func(string)) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -56,14 +55,14 @@ type leftovers struct {
 
 func (l *leftovers) note(err error) { l.errs = append(l.errs, err) }
 
-// report() prints what was removed if the error is nil. If the error is not nil, report() stores the error.
+// report prints what was removed, or stores the error.
 func (l *leftovers) report(text string, err error) {
 	if l.note(err); err == nil {
 		l.say(text)
 	}
 }
 
-// delBridge deletes the bridge of a network. delBridge keeps a bridge that has ports or that another network may use.
+// delBridge deletes a network's bridge, unless it has ports or another network may use it.
 func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) error {
 	conf := n.Plugin("bridge")
 	if conf == nil {
@@ -92,11 +91,11 @@ func (l *leftovers) delBridge(n reconcile.Network, others []reconcile.Network) e
 	return nil
 }
 
-// bridgeName returns the name of the bridge from a configuration of the bridge plugin.
+// bridgeName returns the bridge in a configuration of the bridge plugin.
 func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), reconcile.MaxName) }
 
-// delTables deletes the nftables tables of Podlace. If route_localnet cannot be disabled, for example in a container, delTables keeps the
-// rules that protect 127.0.0.0/8.
+// delTables deletes Podlace's nftables tables. If route_localnet cannot be disabled, for example in a container, the rules that protect
+// 127.0.0.0/8 stay.
 func (l *leftovers) delTables() {
 	open, err := portmap.LoopbackOpen(l.host)
 	if err == nil && open {

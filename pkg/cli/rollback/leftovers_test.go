@@ -16,9 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestLeftovers checks that Leftovers removes the bridge, the tables, the lease folder, the index and libcni's results of Podlace's
-// network. Leftovers must keep a bridge that has a port or that another network may use. Leftovers must also keep a lease folder that
-// contains a lease.
+// TestLeftovers removes the bridge, the tables, the lease folder, the index and libcni's results of Podlace's network. A bridge with a port
+// or of another network, and a lease folder with a lease, stay.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	put := func(path, text string) {
@@ -95,7 +94,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestPodType checks that the rollback names each file that still names podlace-pod.
+// TestPodType: the rollback names each file that still names podlace-pod.
 func TestPodType(t *testing.T) {
 	const cache, config = "/var/lib/cni/results", `{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "podlace-pod"}]}`
 	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(cache)) })

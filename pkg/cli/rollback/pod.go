@@ -64,8 +64,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	return steps, nil
 }
 
-// checkLegible returns an error if a plugin cannot parse its part of a record. The error of checkLegible contains the name of the record
-// file.
+// checkLegible returns an error that names the record file if a plugin cannot parse its part.
 func checkLegible(records map[string]attachment.Record) error {
 	readers := map[string]func(attachment.Record) error{
 		"bridge":    func(rec attachment.Record) error { _, err := bridge.FromRecord(rec); return err },
@@ -84,7 +83,7 @@ func checkLegible(records map[string]attachment.Record) error {
 	return nil
 }
 
-// If a configuration is missing, explain() adds the path of the folder with the configurations to the error.
+// explain adds the configurations' folder to the error if a configuration is missing.
 func (j *job) explain(err error, conf json.RawMessage) error {
 	if conf != nil {
 		return err
@@ -92,9 +91,8 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 	return fmt.Errorf("%w: the configurations of %s were read, --conf-dir names another folder", err, j.ConfDir)
 }
 
-// isAlive reports whether the interface of an attachment still exists. If a plugin of another project created the interface, isAlive looks
-// into the pod's namespace. In this case, the pod's namespace must have an interface with one of the addresses to which the ports are
-// forwarded.
+// isAlive reports whether an attachment's interface still exists. If another project's plugin made it, the pod's namespace must have an
+// interface with one of the addresses to which ports are forwarded.
 func (j *job) isAlive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
 	if _, ok := records["bridge"]; ok {
 		_, alive, err := j.host.Link(key.HostVeth())
@@ -133,7 +131,6 @@ func (j *job) isAlive(key attachment.Key, records map[string]attachment.Record) 
 	return len(targets) == 0 || slices.ContainsFunc(has, func(p netip.Prefix) bool { return slices.Contains(targets, p.Addr()) }), err
 }
 
-// addressesOf returns the addresses of all interfaces that a container has in the network.
 func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error) {
 	for _, key := range siblings {
 		records, err := attachment.RecordsOf(key, "bridge")
@@ -153,8 +150,8 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// removeResidue returns a conversion step that removes the rules and devices of a pod whose interface is gone. removeResidue does not
-// release the addresses of the pod. The next DEL of Podlace or of the reference plugin releases the addresses.
+// removeResidue returns a step that removes the rules and devices of a pod whose interface is gone. The next DEL, of Podlace or the
+// reference plugin, releases the addresses.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}

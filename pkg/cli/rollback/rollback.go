@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollback converts the network state of running pods on a node from Podlace to the reference plugins. After the conversion,
-// package rollback removes the remaining state of Podlace from the node. DEL of the reference plugins can then remove the whole network
-// state of these pods. The network of the pods works during the whole conversion, because new rules are added before old rules are removed.
-// Existing connections keep their address translation.
+// Package rollback converts the network of a node's running pods from Podlace to the reference plugins, whose DEL can then remove all of
+// it, and removes Podlace's remaining state. The pods' network works meanwhile, because new rules are added before old ones are removed,
+// and connections keep their address translation.
 //
-// Each conversion step is idempotent, and the records are removed last. If a run fails or is killed, the next run therefore completes the
-// conversion.
+// Each step is idempotent and the records are removed last, so if a run fails or is killed, the next completes it.
 package rollback
 
 import (
@@ -28,7 +26,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// Options contains the options of one call of Run.
+// Options are those of one call of Run.
 type Options struct {
 	ConfDir  string              // the runtime's configuration folder
 	Networks []reconcile.Network // networks in that folder
@@ -37,7 +35,7 @@ type Options struct {
 	Out      io.Writer
 }
 
-// ErrRemains means that Run could not convert or remove all state of Podlace.
+// ErrRemains means that some of Podlace's state could not be converted or removed.
 var ErrRemains = errors.New("state of Podlace remains")
 
 type job struct {
@@ -49,8 +47,7 @@ type job struct {
 	state   bool               // the state folder exists
 }
 
-// Run prints all conversion steps and, if Act is true, executes them. Any error except ErrRemains means that it could not start and has
-// changed nothing.
+// Run prints all steps and, with Act, executes them. Any error except ErrRemains means that it could not start and changed nothing.
 func Run(o Options) error {
 	host, err := kernel.Host()
 	if err != nil {
@@ -86,7 +83,6 @@ func Run(o Options) error {
 	return nil
 }
 
-// networkRecords contains the attachment records of one network.
 type networkRecords struct {
 	network    string
 	found      map[attachment.Key]map[string]attachment.Record
@@ -108,8 +104,7 @@ func readAll() (all []networkRecords, err error) {
 	return all, nil
 }
 
-// checkReadable searches for networks that have attachments but no configuration. If checkReadable finds such a network, and a
-// configuration file cannot be read, checkReadable returns an error.
+// checkReadable returns an error if a network has attachments but no configuration while a configuration file cannot be read.
 func (j *job) checkReadable(all []networkRecords) error {
 	for _, r := range all {
 		if _, ok := reconcile.Named(j.Networks, r.network); !ok && len(r.found)+len(r.unreadable) > 0 && len(j.Damaged) > 0 {
@@ -119,8 +114,7 @@ func (j *job) checkReadable(all []networkRecords) error {
 	return nil
 }
 
-// remedyHint is the hint for an administrator about an unreadable record. DEL works without the record, because DEL computes the names of
-// the attachment's objects.
+// remedyHint is the hint for an unreadable record. DEL works without it by computing the names of the attachment's objects.
 const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
 func (j *job) network(r networkRecords) {
@@ -146,8 +140,7 @@ func (j *job) network(r networkRecords) {
 	}
 }
 
-// printLine prints a line. The texts in the argument "parts" may contain the name of a pod. This name is not trusted, so printLine replaces
-// special characters.
+// printLine prints a line. It replaces special characters in parts, because a pod's name is not trusted.
 func (j *job) printLine(format string, parts ...string) {
 	plain := make([]any, len(parts))
 	for i, p := range parts {
@@ -156,8 +149,7 @@ func (j *job) printLine(format string, parts ...string) {
 	fmt.Fprintf(j.Out, format+"\n", plain...)
 }
 
-// rewrite() prints the conversion steps for an attachment and runs them, while it holds the attachment's lock. The second argument of
-// rewrite() contains all attachments of the container in the network.
+// rewrite prints the steps for an attachment and runs them under its lock. siblings are all attachments of the container in the network.
 func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconcile.Network) {
 	err := func() error {
 		if j.Act {
@@ -188,7 +180,7 @@ func (j *job) rewrite(key attachment.Key, siblings []attachment.Key, conf reconc
 	}
 }
 
-// podOf returns the name of the pod as the beginning of a line. Some runtimes pass no name, and podOf then returns "".
+// podOf returns the pod's name as the beginning of a line, or "" if the runtime passed none.
 func podOf(records map[string]attachment.Record) string {
 	for _, rec := range records {
 		if rec.Pod != "" {
@@ -214,7 +206,7 @@ func (j *job) do(steps []attachment.Step) error {
 	return nil
 }
 
-// cleanNode removes the state that all pods share. cleanNode removes the records last.
+// cleanNode removes the state that all pods share, the records last.
 func (j *job) cleanNode() error {
 	vfs, err := attachment.Journaled()
 	if err == nil && len(vfs) > 0 {
@@ -260,7 +252,7 @@ func (j *job) cleanNode() error {
 	return attachment.Clear()
 }
 
-// checkNoNewPods returns an error if a plugin of Podlace has added a pod since the rollback started.
+// checkNoNewPods returns an error if Podlace has added a pod since the rollback started.
 func (j *job) checkNoNewPods() error {
 	all, err := readAll()
 	if err != nil {

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { kerneltest.Main(m) }
 
-// writeRecord writes the record of a plugin and returns the path of the record.
+// writeRecord writes a plugin's record and returns its path.
 func writeRecord(t *testing.T, name, network, id, netns string, pod plugin.Pod, state any) string {
 	t.Helper()
 	att, err := attachment.Open(&plugin.Request{Plugin: name, Network: network, ContainerID: id, IfName: "eth0", NetnsPath: netns, Pod: pod,
@@ -47,7 +47,6 @@ func writeRecord(t *testing.T, name, network, id, netns string, pod plugin.Pod, 
 	return filepath.Join(store.Root, network, name+"-"+att.Hash())
 }
 
-// dryRun returns the output of a dry run.
 func dryRun(o Options) (string, error) {
 	var out bytes.Buffer
 	o.Out = &out
@@ -55,7 +54,7 @@ func dryRun(o Options) (string, error) {
 	return out.String(), err
 }
 
-// TestReadsEachRecordOnce checks that the time for one pod does not grow with the number of pods in its network.
+// TestReadsEachRecordOnce: the time for one pod does not grow with the number of pods in its network.
 func TestReadsEachRecordOnce(t *testing.T) {
 	const pods = 20
 	for i := range pods {
@@ -83,8 +82,7 @@ func TestReadsEachRecordOnce(t *testing.T) {
 	}
 }
 
-// TestTold checks that the output says what an administrator must do. The test covers an unreadable record, a missing configuration, and a
-// pod with a hostile name.
+// TestTold: the output says what to do about an unreadable record, a missing configuration, and a pod with a hostile name.
 func TestTold(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	ports := func(id string) map[string]any { return map[string]any{"ports": "damaged " + id} }
@@ -122,7 +120,7 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// TestNoConfiguration checks that the output contains the folder with the configurations, and the flag that selects another folder.
+// TestNoConfiguration: the output has the configurations' folder and the flag that selects another.
 func TestNoConfiguration(t *testing.T) {
 	key := attachment.Key{Network: "none", ContainerID: "c", IfName: "eth0"}
 	link := key.HostVeth()
@@ -140,8 +138,7 @@ func TestNoConfiguration(t *testing.T) {
 	}
 }
 
-// TestVFs checks that a rollback does not convert a pod with VFs. The rollback must keep the saved settings of a VF until they are
-// restored.
+// TestVFs: a pod with VFs is not converted, and a VF's saved settings stay until they are restored.
 func TestVFs(t *testing.T) {
 	pod := kerneltest.NewPod(t)
 	file := writeRecord(t, "sriov", "n", "c", pod.Path, plugin.Pod{Namespace: "shop", Name: "web-0"}, map[string]any{})
@@ -176,7 +173,7 @@ func TestVFs(t *testing.T) {
 	}
 }
 
-// TestAtOnce: several rollbacks at once write each rule once, because each pod is rewritten under the lock of its attachment.
+// TestAtOnce: rollbacks at the same time write each rule once, because each pod is rewritten under its attachment's lock.
 func TestAtOnce(t *testing.T) {
 	const pods = 8
 	conf := t.TempDir()
@@ -212,8 +209,7 @@ func TestAtOnce(t *testing.T) {
 	}
 }
 
-// TestTables (F-44) checks that a rollback deletes each nftables table of Podlace. The list of nft.Tables must contain all of Podlace's
-// tables.
+// TestTables (F-44): each of Podlace's nftables tables is deleted, so nft.Tables must list all of them.
 func TestTables(t *testing.T) {
 	host, err := kernel.Host()
 	if err != nil {
@@ -253,7 +249,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// ownTables returns the nftables tables in the kernel whose names start with Podlace's prefix.
+// ownTables returns the kernel's nftables tables with Podlace's prefix.
 func ownTables(t *testing.T) (list []string) {
 	t.Helper()
 	out, err := exec.Command("nft", "list", "tables").Output()

@@ -18,20 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markEnv is the name of an environment variable of the process in the sandbox. The value of this variable is the network namespace of the
-// parent process. With this value, the process knows whether its parent set the variable for the sandbox, or whether the variable was
-// inherited by accident.
+// markEnv holds the parent's network namespace in the environment of the process in the sandbox. It tells a variable that the parent set
+// from one inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
 // Enter runs the rest of the program in its own user, mount, UTS and network namespaces.
 //
-// In the first process, which the user started, Enter runs the same command line again in new namespaces. The first process waits for the
-// second process. In the first process, Enter returns inside=false and the exit code of the second process after the second process has
-// ended. The first process passes signals to the second process. If the first process dies, the second process dies too. In the second
-// process, Enter prepares the mounts and returns inside=true. If a program in the sandbox also calls Enter, the program gets a nested
-// sandbox.
+// The process that the user started runs the same command line again in these, passes signals to this second process, and waits for it.
+// There Enter returns inside=false with the exit code. In the second process, which dies with the first, it prepares the mounts and returns
+// inside=true. A program in the sandbox that calls Enter gets a nested one.
 //
-// If the kernel refuses to create namespaces, the error of Enter contains the reason and a hint.
+// If the kernel refuses the namespaces, the error has the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
 	if parent, ok := os.LookupEnv(markEnv); ok {
 		return enterInside(parent)
@@ -64,9 +61,9 @@ func enterInside(parent string) (bool, int, error) {
 	return true, 0, nil
 }
 
-// reexec() runs the program again in new namespaces. reexec() returns the exit code of the new process.
+// reexec runs the program again in new namespaces and returns its exit code.
 func reexec(env []string) (int, error) {
-	// The kernel sends the signal Pdeathsig when the thread that started the process ends, not when the parent process ends.
+	// The kernel sends Pdeathsig when the starting thread ends, not the parent process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -104,8 +101,8 @@ func exitStatus(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// start() starts the second process, which runs in the sandbox. If the kernel refuses a user namespace, root starts the second process with
-// the other new namespaces only. Root does not need a user namespace to create these namespaces.
+// start starts the second process, which runs in the sandbox. If the kernel refuses a user namespace, root does without, because it can
+// create the others itself.
 func start(env []string) (*exec.Cmd, error) {
 	attr, err := userNamespace()
 	if err != nil {

@@ -26,14 +26,13 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// The test binary itself acts as the program that enters a sandbox. The variable roleEnv selects the task of the test binary in the
-// sandbox.
+// The test binary also acts as the program in the sandbox, with the task in roleEnv.
 const (
 	roleEnv = "SANDBOX_TEST_ROLE"
 	nobody  = 65534
 )
 
-// The type insideFacts contains the properties that a program observes in the sandbox.
+// insideFacts is what a program observes in the sandbox.
 type insideFacts struct {
 	UID, GID     int
 	OwnNetwork   bool // differs from that of the starting process
@@ -123,11 +122,9 @@ func sleep() int {
 	return 0
 }
 
-// enterNested enters a sandbox inside the sandbox.
 func enterNested() int { return again("report", 0) }
 
-// enterForbidden sets the limit of user namespaces to 0 and then starts a program that enters a nested sandbox. The program runs with the
-// user ID in the variable ASK_UID.
+// enterForbidden sets the limit of user namespaces to 0 and starts a program that enters a nested sandbox, with the user ID in ASK_UID.
 func enterForbidden() int {
 	if self, _ := os.Readlink("/proc/self/ns/user"); self == "user:[4026531837]" {
 		fmt.Fprintln(os.Stderr, "this is the machine's own user namespace")
@@ -183,7 +180,7 @@ func wantFacts(t *testing.T) insideFacts {
 }
 
 func TestEnter(t *testing.T) {
-	// On most machines, mounts are shared. In the sandbox of these tests, mounts are private, so the test makes them shared.
+	// On most machines mounts are shared, but in the sandbox of these tests they are private.
 	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	defer func() { must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")) }()
 	for _, role := range []string{"report", "nest"} {
@@ -259,7 +256,7 @@ func TestEnterDiesWithParent(t *testing.T) {
 	_ = unix.Kill(pid, unix.SIGKILL)
 }
 
-// startPlayer starts the test binary with a task and waits for the first line of its output.
+// startPlayer starts the test binary with a task and waits for its first line.
 func startPlayer(t *testing.T, role string) (*exec.Cmd, *bufio.Scanner) {
 	cmd := player(role)
 	pipe, err := cmd.StdoutPipe()
@@ -319,7 +316,7 @@ func TestEnterForbidden(t *testing.T) {
 	})
 }
 
-// needsUser skips a test if the test program cannot run a process as another user. Only root can start a process as another user.
+// needsUser skips a test unless it runs as root, which alone can start a process as another user.
 func needsUser(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.list=^$")
@@ -332,7 +329,7 @@ func needsUser(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestAsOrdinaryUser runs many tests of this package a second time as a user other than root.
+// TestAsOrdinaryUser runs many of these tests again as a user other than root.
 func TestAsOrdinaryUser(t *testing.T) {
 	needsUser(t)
 	dir, err := os.MkdirTemp("", "ordinary")

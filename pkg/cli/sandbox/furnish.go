@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// coveredFolders returns the folders over which the sandbox mounts an empty tmpfs. These folders contain the state of runtimes and plugins.
+// coveredFolders returns the folders with the state of runtimes and plugins, over which the sandbox mounts an empty tmpfs.
 func coveredFolders() []string { return []string{"/run", "/var/lib"} }
 
-// prepareMounts prepares the mounts of the sandbox.
 func prepareMounts(parent string) error {
 	self, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -42,9 +41,8 @@ func prepareMounts(parent string) error {
 	return loopbackUp()
 }
 
-// freshSysfs mounts a new sysfs, so that /sys/class/net shows the network of the sandbox. The kernel does not always permit this mount. For
-// example, the kernel refuses the mount in a container that masks a part of /sys. If the kernel refuses the mount, /sys stays unchanged.
-// Only a few programs need the new sysfs.
+// freshSysfs mounts a new sysfs, so that /sys/class/net shows the sandbox's network. If the kernel refuses, for example in a container that
+// masks a part of /sys, the old one stays, because few programs need it.
 func freshSysfs() {
 	const cgroups, kept = "/sys/fs/cgroup", "/run/.cgroup"
 	if os.Mkdir(kept, 0o700) != nil {
@@ -85,8 +83,7 @@ func checkVisible() error {
 	return errors.Join(errs...)
 }
 
-// neededFolders returns the folders that the program uses and that exist. A folder that does not exist cannot be hidden by the sandbox, so
-// the list does not contain it.
+// neededFolders returns the folders that the program uses and that exist, since only these can be hidden.
 func neededFolders() map[string]string {
 	paths := map[string]string{"temporary folder": os.TempDir()}
 	if wd, err := os.Getwd(); err == nil {

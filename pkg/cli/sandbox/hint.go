@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctlFile returns the value of a sysctl. The argument of sysctlFile is the path of the sysctl below /proc/sys. If the sysctl does not
-// exist, sysctlFile returns "".
+// sysctlFile returns the sysctl at a path below /proc/sys, or "" if there is none.
 func sysctlFile(path string) string {
 	b, err := os.ReadFile("/proc/sys/" + path)
 	if err != nil {
@@ -20,7 +19,7 @@ func sysctlFile(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// namespaceHint returns advice for a user if the kernel refuses to create namespaces.
+// namespaceHint returns advice for when the kernel refuses to create namespaces.
 func namespaceHint(err error, sysctl func(path string) string) string {
 	var text string
 	switch {

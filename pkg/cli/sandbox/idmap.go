@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The constant withoutUser contains the flags for all new namespaces of the second process except the user namespace.
+// withoutUser has the flags for all new namespaces except the user namespace.
 const withoutUser = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
 
-// userNamespace returns the attributes with which Enter starts the second process in new namespaces. If root calls Enter, every user ID of
-// the parent namespace is mapped to itself. If an ordinary user calls Enter, the new user namespace contains only this user's ID.
+// userNamespace returns the attributes of the second process. For root, every user ID of the parent namespace is mapped to itself;
+// otherwise the namespace contains only the user's own ID.
 func userNamespace() (*syscall.SysProcAttr, error) {
 	attr := &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | withoutUser,
@@ -32,14 +32,13 @@ func userNamespace() (*syscall.SysProcAttr, error) {
 	if attr.GidMappings, err = ownMap("/proc/self/gid_map"); err != nil {
 		return nil, err
 	}
-	// A user namespace cannot have more rights than its parent. If the file setgroups of the parent namespace contains "deny", the kernel
-	// does not accept "allow" for the new namespace.
+	// A user namespace cannot have more rights than its parent: if the parent's setgroups is "deny", the kernel does not accept "allow".
 	groups, err := os.ReadFile("/proc/self/setgroups")
 	attr.GidMappingsEnableSetgroups = err == nil && strings.TrimSpace(string(groups)) == "allow"
 	return attr, nil
 }
 
-// ownMap returns an ID map in which every existing ID is mapped to itself.
+// ownMap returns an ID map of every existing ID to itself.
 func ownMap(file string) ([]syscall.SysProcIDMap, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -58,7 +57,7 @@ func parseIDMap(text string) ([]syscall.SysProcIDMap, error) {
 		out = append(out, syscall.SysProcIDMap{ContainerID: first, HostID: first, Size: size})
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("the id map is empty: this process has no ids to hand on")
+		return nil, fmt.Errorf("the id map is empty, so no user namespace can be made: run it outside of this one, or as root of the machine")
 	}
 	return out, nil
 }

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is the folder in which ip-netns(8) and container runtimes store network namespaces.
+// netnsDir is where ip-netns(8) and container runtimes keep network namespaces.
 const netnsDir = "/run/netns"
 
-// Pod is a network namespace that is mounted at /run/netns/<name>. Container runtimes mount namespaces in the same folder. The namespace
-// exists only as long as it is mounted.
+// Pod is a network namespace that is mounted at /run/netns/<name>, as those of container runtimes are. It exists only as long as it is
+// mounted.
 type Pod struct {
 	Name string
 	Path string
@@ -26,7 +26,7 @@ type Pod struct {
 	closed atomic.Bool
 }
 
-// NewPod creates a new network namespace. The link lo stays down, as in a namespace that a container runtime creates.
+// NewPod creates a network namespace whose lo is down, as container runtimes do.
 func NewPod(name string) (*Pod, error) {
 	if name == "" || filepath.Base(name) != name || name == "." || name == ".." {
 		return nil, fmt.Errorf("pod name %q: want a plain file name", name)
@@ -54,9 +54,8 @@ func (p *Pod) create() error {
 	return nil
 }
 
-// Do calls f() inside the namespace. Do uses a separate thread of the operating system, which ends after the call. Sockets and processes
-// that f() creates remain in the namespace. Goroutines that f() starts run outside of the namespace. The function f() must not call
-// t.FailNow, because f() runs on another goroutine.
+// Do calls f inside the namespace, on an OS thread that ends afterwards. Sockets and processes that f creates stay in the namespace;
+// goroutines that it starts run outside. f must not call t.FailNow, because it runs on another goroutine.
 func (p *Pod) Do(f func() error) error {
 	if p.closed.Load() {
 		return fmt.Errorf("pod %s: %w", p.Name, os.ErrClosed)
@@ -69,8 +68,8 @@ func (p *Pod) Do(f func() error) error {
 	})
 }
 
-// Close unmounts the namespace and removes its file. The kernel then deletes the namespace, unless a process or a socket still uses the
-// namespace. Close is idempotent. Close succeeds even if another program has already removed the file.
+// Close unmounts the namespace and removes its file. The kernel then deletes it, unless a process or socket still uses it. Close is
+// idempotent, and succeeds if another program removed the file.
 func (p *Pod) Close() error {
 	p.closed.Store(true)
 	err := unix.Unmount(p.Path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -95,15 +94,15 @@ func setns(path string) error {
 	return nil
 }
 
-// onThread calls f() on a separate thread of the operating system. The goroutine ends without unlocking its thread. The Go runtime
-// therefore ends this thread, and no other goroutine can use the wrong namespace.
+// onThread calls f on an OS thread of its own. The goroutine ends without unlocking the thread, so the runtime ends it and no other
+// goroutine gets the wrong namespace.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread must not enter another namespace, because /proc/<pid>/ns shows the namespaces of the main thread. onThread therefore
-			// calls itself. During this call, the main thread stays locked. The Go runtime therefore starts the new goroutine on another thread.
+			// The main thread must not enter another namespace, because /proc/<pid>/ns shows that thread's. So onThread calls itself while
+			// the main thread stays locked, which makes the runtime start the goroutine on another.
 			defer runtime.UnlockOSThread()
 			done <- onThread(f)
 			return

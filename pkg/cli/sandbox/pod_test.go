@@ -50,7 +50,7 @@ func TestPodIsANamespace(t *testing.T) {
 	}
 }
 
-// TestPodThreadsAreThrownAway checks that the Go runtime never reuses a thread that entered a pod's namespace.
+// TestPodThreadsAreThrownAway: the runtime never reuses a thread that entered a pod's namespace.
 func TestPodThreadsAreThrownAway(t *testing.T) {
 	pod, host := kerneltest.NewPod(t), netnsHere(t)
 	for range 50 {

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestClusterConflist checks the conflist in the manifest of a cluster. The checker must recognize the plugins in this conflist under their
-// installed names, and must return no findings.
+// TestClusterConflist: the conflist in the manifest of a cluster, with plugins under their installed names, has no findings.
 func TestClusterConflist(t *testing.T) {
 	data, err := os.ReadFile("../../../conf/cluster/base/10-podlace.conflist")
 	if err != nil {

@@ -8,8 +8,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// The following constants are codes of problems. Package plugin defines the codes of the plugins' findings. If a plugin returns an error,
-// the problem's code is the number of the CNI error.
+// Codes of problems. Those of the plugins' findings are in package plugin, and for an error of a plugin it is the number of the CNI error.
 const (
 	emptyFile         plugin.FindingCode = "empty-file"
 	syntax            plugin.FindingCode = "syntax"

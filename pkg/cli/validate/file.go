@@ -28,14 +28,14 @@ type Problem struct {
 	Text  string             `json:"text"`
 }
 
-// String returns the problem in the form file:line:column: key: level: text [code].
+// String returns file:line:column: key: level: text [code].
 func (p Problem) String() string {
 	level := map[bool]string{true: "error", false: "warning"}[p.Error]
 	return fmt.Sprintf("%s: %s: %s [%s]", p.Where(), level, p.Text, p.Code)
 }
 
-// Files returns the problems of each file. Files also returns conflicts between the networks in different files. Files does no I/O, except
-// that Files reads the file whose path is the value of the key resolvConf, and the plugins in the folder of a network's name.
+// Files returns the problems of each file, and conflicts between networks in different files. It does no I/O, except that it reads the file
+// in the key resolvConf, and the plugins in the folder of a network's name.
 func Files(files []yamlfile.File, node Node) []Problem {
 	c := &checker{node: node}
 	for _, f := range files {
@@ -45,14 +45,14 @@ func Files(files []yamlfile.File, node Node) []Problem {
 	return c.problems
 }
 
-// The type `checker` collects the problems of all files.
+// checker collects the problems of all files.
 type checker struct {
 	node     Node
 	problems []Problem
 	networks []network
 }
 
-// The type `part` is either a whole file, or a string with JSON text in a manifest.
+// part is a whole file, or a string with JSON text in a manifest.
 type part struct {
 	file   string
 	line   int    // lines of the file before the part
@@ -66,13 +66,13 @@ type part struct {
 	root   strict.Value
 }
 
-// The method add() adds a problem. The argument `at` is the position of the problem within the part.
+// add adds a problem at a position within the part.
 func (c *checker) add(t part, at strict.Place, code plugin.FindingCode, isError bool, format string, args ...any) {
 	c.problems = append(c.problems, Problem{t.place(at), code, isError, fmt.Sprintf(format, args...)})
 }
 
-// place converts a position within the part to a position in the file. If the exact column cannot be computed, it is that of the first word
-// of the line.
+// place converts a position within the part to one in the file. If the exact column cannot be computed, it is that of the line's first
+// word.
 func (t part) place(at strict.Place) strict.Place {
 	if t.key != "" {
 		at.Key = strings.TrimSuffix(t.key+": "+strings.TrimPrefix(at.Key, t.object), ": ")
@@ -88,13 +88,13 @@ func (t part) place(at strict.Place) strict.Place {
 	return at
 }
 
-// lineOf returns the text of the line with the given number. The first line has the number 1.
+// lineOf returns a line of the text, counted from 1.
 func lineOf(text []byte, line int) []byte {
 	lines := bytes.SplitN(text, []byte("\n"), line+1)
 	return lines[min(line, len(lines))-1]
 }
 
-// The method file() checks a file. The argument `list` is the list to which the file belongs as a plugin, or nil.
+// file checks a file. list is the one to which it belongs as a plugin, or nil.
 func (c *checker) file(f yamlfile.File, list *network) {
 	whole := part{file: f.Name, list: list, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
@@ -106,7 +106,7 @@ func (c *checker) file(f yamlfile.File, list *network) {
 	}
 }
 
-// The method json() checks a JSON object. The keys of the object determine the kind of the object.
+// json checks a JSON object, whose keys determine its kind.
 func (c *checker) json(t part) {
 	var keys map[string]json.RawMessage
 	_ = json.Unmarshal(t.data, &keys) // ParseJSON reports errors
@@ -138,7 +138,7 @@ func (c *checker) json(t part) {
 	}
 }
 
-// The method pools() checks a configuration of sriov-device-plugin.
+// pools checks a configuration of sriov-device-plugin.
 func (c *checker) pools(t part) {
 	config, err := pool.Parse(pool.Source{File: t.file, AnyPrefix: true}, t.data)
 	var problems strict.Problems
@@ -155,7 +155,7 @@ func (c *checker) pools(t part) {
 	c.sameSelectors(t)
 }
 
-// sameSelectors reports a resource that gets no device because an earlier resource has the same selectors.
+// sameSelectors reports a resource that gets no device because an earlier one has the same selectors.
 func (c *checker) sameSelectors(t part) {
 	var config struct{ ResourceList []map[string]any }
 	_ = json.Unmarshal(t.data, &config) // pool.Parse has read it
@@ -171,7 +171,7 @@ func (c *checker) sameSelectors(t part) {
 	}
 }
 
-// The method nodeFile() checks node.json, the file with which plugins get data about the node.
+// nodeFile checks node.json, from which plugins learn about the node.
 func (c *checker) nodeFile(t part) {
 	_, err := nodefile.Parse(t.data)
 	for _, err := range joined(err) {
@@ -184,7 +184,7 @@ func (c *checker) nodeFile(t part) {
 
 const lastCounts = ": only the last value counts"
 
-// duplicateKeys returns a finding for each key that an object of a JSON text repeats.
+// duplicateKeys returns a finding for each repeated key in an object of a JSON text.
 func duplicateKeys(data []byte) (found []plugin.Finding) {
 	var r strict.Report
 	root, _ := r.ParseJSON(data)

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
-// The function lines() returns the problems of files, with one line for each problem.
+// lines returns the problems of files, one per line.
 func lines(files ...yamlfile.File) (all []string) {
 	for _, p := range Files(files, Node{}) {
 		all = append(all, p.String())
@@ -41,7 +41,7 @@ const podNet = `{
   }]
 }`
 
-// TestNetworkFiles checks network configurations. Each error and each warning contains the file, the line and the key.
+// TestNetworkFiles: each error and warning has the file, line and key.
 func TestNetworkFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		data string
@@ -128,7 +128,7 @@ func checkLines(t *testing.T, name, data string, want []string) {
 	}
 }
 
-// TestEveryFault checks that no fault of a file hides another, and that what runtimes or ADD refuse stands at its key.
+// TestEveryFault: no fault of a file hides another, and what runtimes or ADD refuse stands at its key.
 func TestEveryFault(t *testing.T) {
 	for name, c := range map[string]struct {
 		data string
@@ -160,7 +160,7 @@ func TestEveryFault(t *testing.T) {
 	}
 }
 
-// TestEachFault checks that no error of a plugin hides another, and that none of them is a consequence of another.
+// TestEachFault: no error of a plugin hides another, and none is a consequence of another.
 func TestEachFault(t *testing.T) {
 	const data = "{\"cniVersion\":\"1.0.0\",\"name\":\"a\",\"plugins\":[\n" +
 		`{"type":"bridge","isGateway":"x","mtu":1,"bridge":"a/b","ipMasq":5,"antiSpoof":true,"vlan":5000,"dns":{"search":3},` + "\n" +
@@ -182,13 +182,12 @@ func TestEachFault(t *testing.T) {
 	}
 }
 
-// The function prefixes() compares two lists of lines. For each index, the line in one list must be a prefix of the line in the other list.
+// prefixes reports whether each line begins with the one of the same index in want.
 func prefixes(lines, want []string) bool {
 	return cmp.Equal(want, lines, cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }))
 }
 
-// TestClashes checks networks with the same name or the same subnet. Files must find such conflicts even if the networks are in different
-// files.
+// TestClashes: networks with the same name or subnet are found, even in different files.
 func TestClashes(t *testing.T) {
 	other := strings.Replace(bridgeNet, `"a"`, `"b"`, 1)
 	for name, c := range map[string]struct {
@@ -206,7 +205,7 @@ func TestClashes(t *testing.T) {
 	}
 }
 
-// TestManifests checks pods and networks in YAML. The line of each problem is a line of the YAML file.
+// TestManifests: the line of each problem is one of the YAML file.
 func TestManifests(t *testing.T) {
 	deep := strings.Repeat("[", 101) + strings.Repeat("]", 101)
 	data, err := os.ReadFile("testdata/manifests.yaml")
@@ -278,7 +277,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestPlaceInScalar checks the lines and columns of a configuration inside YAML, for each style of scalar.
+// TestPlaceInScalar: lines and columns of a configuration inside YAML are right for each style of scalar.
 func TestPlaceInScalar(t *testing.T) {
 	const head = "kind: NetworkAttachmentDefinition\nspec:\n  config: "
 	for text, want := range map[string]string{
@@ -295,7 +294,7 @@ func TestPlaceInScalar(t *testing.T) {
 	}
 }
 
-// TestShippedFiles checks that the configuration files of a Podlace release have no errors.
+// TestShippedFiles: the configuration files of a release have no errors.
 func TestShippedFiles(t *testing.T) {
 	names, err := filepath.Glob("../../../conf/*.[cjy]*") // .conflist, .json and .yaml
 	if err != nil || len(names) < 10 {
@@ -314,7 +313,7 @@ func TestShippedFiles(t *testing.T) {
 	}
 }
 
-// FuzzFiles checks that the checker never panics, whatever the text of the file is. Each problem has a line that exists in the file.
+// FuzzFiles: no text makes the checker panic, and each problem's line exists in the file.
 func FuzzFiles(f *testing.F) {
 	f.Add(bridgeNet)
 	f.Add("kind: Pod\nspec: {containers: [{ports: [{hostPort: 1}]}]}\n")
@@ -342,7 +341,7 @@ func TestDividedSubnet(t *testing.T) {
 	}
 }
 
-// TestAliases checks that Files reports the same problems for a YAML alias as for the value to which the alias refers.
+// TestAliases: a YAML alias has the same problems as its value.
 func TestAliases(t *testing.T) {
 	const pod = "rate: &rate 20m\npod: &pod\n  containers:\n  - ports:\n    - hostPort: 70000\n" +
 		"kind: Pod\nmetadata: {name: a, annotations: {kubernetes.io/ingress-bandwidth: *rate}}\nspec: *pod\n"

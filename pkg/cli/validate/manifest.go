@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
-// The method manifests() reads a file of YAML documents and checks those objects that Podlace uses.
+// manifests checks those objects in a file of YAML documents that Podlace uses.
 func (c *checker) manifests(t part) {
 	documents, err := yamlfile.Read(t.file, t.data)
 	known, before := 0, len(c.problems)
@@ -40,7 +40,7 @@ func (c *checker) manifests(t part) {
 	}
 }
 
-// podKeys contains the keys of a pod that decide about its network.
+// podKeys holds the keys of a pod that decide about its network.
 type podKeys struct {
 	Metadata struct {
 		Annotations map[string]string `json:"annotations"`
@@ -60,7 +60,7 @@ type containerKeys struct {
 	} `json:"ports"`
 }
 
-// The method keys() reports values whose type is not that of their field, and unknown keys that resemble a field.
+// keys reports values whose type is not their field's, and unknown keys that resemble a field.
 func (c *checker) keys(t part, v strict.Value, fields reflect.Type) {
 	var r strict.Report
 	plugin.CheckKeys(&r, v, fields, func(v strict.Value, known []string) {
@@ -75,15 +75,15 @@ func (c *checker) keys(t part, v strict.Value, fields reflect.Type) {
 	}
 }
 
-// podTemplates contains each kind of object with a pod template, and the path to this pod template.
+// podTemplates returns each kind of object with a pod template, and the path to it.
 func podTemplates() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
 		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
 }
 
-// The method object() checks a Kubernetes object and returns how many parts of the object Podlace uses. The last argument is its kind if
-// the object names none, as in a list of an API server.
+// object checks a Kubernetes object and returns how many parts of it Podlace uses. kind applies if the object names none, as in a list of
+// an API server.
 func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	kind = cmp.Or(o.Get("kind").Text(), kind)
 	if of, ok := strings.CutSuffix(kind, "List"); ok {
@@ -118,7 +118,7 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	return 0
 }
 
-// configMap checks those values of a ConfigMap that are JSON configurations.
+// configMap checks the values of a ConfigMap that are JSON configurations.
 func (c *checker) configMap(t part, o strict.Value) (known int) {
 	data, _ := o.Get("data").Data.(strict.Object)
 	for _, value := range data {
@@ -130,8 +130,7 @@ func (c *checker) configMap(t part, o strict.Value) (known int) {
 	return known
 }
 
-// The method inside() returns a part with the text of a YAML value. The text of a block scalar starts on the line after its key, where
-// inside() finds its first line.
+// inside returns a part with the text of a YAML value. That of a block scalar starts on a line after its key, which inside finds.
 func (t part) inside(value strict.Value, key string) part {
 	inner := part{file: t.file, line: t.line + value.Line - 1, total: t.total, key: t.key + ": " + key, nad: t.nad,
 		data: []byte(value.Text()), source: t.source}
@@ -145,7 +144,7 @@ func (t part) inside(value strict.Value, key string) part {
 	return inner
 }
 
-// The method pod() checks the parts of a pod, or of the pod template at a path, that the plugins get: bandwidth limits and hostPorts.
+// pod checks what the plugins get from a pod, or from the pod template at a path: bandwidth limits and hostPorts.
 func (c *checker) pod(t part, object strict.Value, path []string) {
 	pod := object.Get(path...)
 	spec := pod.Get("spec")
@@ -169,7 +168,7 @@ func (c *checker) pod(t part, object strict.Value, path []string) {
 	c.hostPorts(t, spec)
 }
 
-// limitKeys contains the annotations that define the bandwidth limits of a pod.
+// limitKeys are the annotations with a pod's bandwidth limits.
 var limitKeys = []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"}
 
 func (c *checker) annotation(t part, a strict.Value, hostNetwork bool) {
@@ -192,7 +191,7 @@ func (c *checker) annotation(t part, a strict.Value, hostNetwork bool) {
 	}
 }
 
-// hostPorts reports an error if two containers use the same port of the node. The API server does not report this conflict.
+// hostPorts reports two containers with the same port of the node, which the API server accepts.
 func (c *checker) hostPorts(t part, spec strict.Value) {
 	seen := map[string]int{}
 	for _, list := range []string{"initContainers", "containers"} {
@@ -208,7 +207,7 @@ func (c *checker) hostPorts(t part, spec strict.Value) {
 	}
 }
 
-// hostPort returns the port of the node that a container port uses. hostPort returns "" if the container port has no hostPort.
+// hostPort returns the port of the node that a container port uses, or "".
 func (c *checker) hostPort(t part, port strict.Value) string {
 	value := port.Get("hostPort")
 	host := value.Text()

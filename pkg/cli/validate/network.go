@@ -32,7 +32,7 @@ import (
 	"github.com/podlace/podlace/pkg/yamlfile"
 )
 
-// The type network contains the data for a comparison of network configurations.
+// network holds what is compared between network configurations.
 type network struct {
 	part
 	name    string
@@ -41,7 +41,7 @@ type network struct {
 	subnets []subnet
 }
 
-// The type subnet is a subnet in a plugin's configuration, with the range of addresses that the plugin assigns.
+// subnet is a subnet in a plugin's configuration, with the range that the plugin assigns.
 type subnet struct {
 	netip.Prefix
 	at          strict.Place
@@ -49,7 +49,7 @@ type subnet struct {
 	first, last netip.Addr // invalid if unknown
 }
 
-// subnetsOf returns the subnets of a configuration. Each subnet contains the address range that host-local parsed.
+// subnetsOf returns a configuration's subnets, with the ranges that host-local parsed.
 func (t part) subnetsOf(path string, p plugin.Part, podCIDRs []netip.Prefix, parsed hostlocal.Config) (list []subnet) {
 	ranges := slices.Concat(parsed.Sets...)
 	for _, prefix := range hostlocal.Subnets(p.Config, podCIDRs) {
@@ -71,14 +71,14 @@ func (t part) subnetsOf(path string, p plugin.Part, podCIDRs []netip.Prefix, par
 	return list
 }
 
-// The method clashes() reports whether two subnets of different networks conflict. Networks of the same bridge may divide a subnet with
-// rangeStart and rangeEnd.
+// clashes reports whether two subnets of different networks conflict. Networks of one bridge may divide a subnet with rangeStart and
+// rangeEnd.
 func (s subnet) clashes(other subnet) bool {
 	apart := s.first.IsValid() && other.first.IsValid() && (s.last.Less(other.first) || other.last.Less(s.first))
 	return s.Overlaps(other.Prefix) && (!apart || s.bridge != other.bridge)
 }
 
-// The method network() checks a network configuration. The configuration contains either a list of plugins or a single plugin.
+// network checks a network configuration, which is a list of plugins or a single one.
 func (c *checker) network(t part) {
 	var list struct {
 		CNIVersion string            `json:"cniVersion"`
@@ -123,7 +123,7 @@ func (c *checker) network(t part) {
 	}
 }
 
-// The method list() checks what only a list has: keys that runtimes refuse, plugins, and the folder of its name, whose files runtimes add.
+// list checks what only a list has: keys that runtimes refuse, plugins, and the folder of its name, whose files runtimes add.
 func (c *checker) list(path string, n *network, plugins []json.RawMessage) {
 	for _, v := range reconcile.RefusedKeys(n.root) {
 		c.add(n.part, v.Place, wrongType, true, "%s", v.Text)
@@ -139,7 +139,7 @@ func (c *checker) list(path string, n *network, plugins []json.RawMessage) {
 	}
 }
 
-// The method entry() checks each plugin of an entry of a conflist as its ADD would.
+// entry checks each plugin of an entry of a conflist as its ADD would.
 func (c *checker) entry(n *network, path string, config []byte) {
 	name, before := ipam.Type(config), len(c.problems)
 	kind := plugin.Kind(name)
@@ -212,7 +212,7 @@ func into[T any](to *T, parse func(*plugin.Request) (T, error)) func(*plugin.Req
 	}
 }
 
-// refused() reports the errors of a parser at the keys that they carry. It parses again without the refused values, because one error can
+// refused reports the errors of a parser at the keys that they carry. It parses again without the refused values, because one error can
 // hide others. A later error that names a refused value, or the object around it, is a consequence.
 func (c *checker) refused(n *network, path string, p plugin.Part, parse func(*plugin.Request) error) {
 	r := &plugin.Request{Plugin: p.Kind, Verb: "ADD", Network: n.name, ContainerID: "validate", IfName: "eth0", CNIVersion: n.version,
@@ -259,8 +259,7 @@ func joined(err error) (all []error) {
 	return all
 }
 
-// misspelt() reports a type that resembles a plugin of Podlace. The type may also belong to a plugin of another project, so the finding is
-// only a warning.
+// misspelt reports a type that resembles a plugin of Podlace. It is only a warning, because another project may have that plugin.
 func (c *checker) misspelt(n *network, path, name string) {
 	kind := plugin.Kind(name)
 	near := cmp.Or(strict.Nearest(kind, plugin.Kinds()), strict.Nearest(name, plugin.Kinds()))
@@ -269,8 +268,8 @@ func (c *checker) misspelt(n *network, path, name string) {
 	}
 }
 
-// The method clashes() reports networks that have the same name, and networks that have the same subnet on different bridges. The name of a
-// NetworkAttachmentDefinition's network does not select it.
+// clashes reports networks of the same name, and of the same subnet on different bridges. The name of a NetworkAttachmentDefinition's
+// network does not select it.
 func (c *checker) clashes() {
 	for i, later := range c.networks {
 		for _, earlier := range c.networks[:i] {

@@ -37,8 +37,8 @@ func TestRefusedByRuntimes(t *testing.T) {
 	}
 }
 
-// TestFolderOfList: runtimes add the files in the folder of a network's name to its list. Each fault stands at its own file and key, and a
-// file that cannot be read keeps no fault of another file from being found.
+// TestFolderOfList: runtimes add the files in the folder of a network's name to its list. Each fault stands at its own file and key, and an
+// unreadable file hides no fault of another.
 func TestFolderOfList(t *testing.T) {
 	const main = `{"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}`
 	for _, c := range []struct {

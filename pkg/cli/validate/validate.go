@@ -20,14 +20,13 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// Node contains the facts about a node that are compared with a configuration. The zero value means that all facts about the node are
-// unknown.
+// Node holds the facts about a node that a configuration is compared with. In the zero value all are unknown.
 type Node struct {
 	Subnets  []kernel.Subnet // subnets behind its links
 	PodCIDRs []netip.Prefix
 }
 
-// ThisNode reads the facts about the node on which the program runs. Missing podCIDRs of the node cause no error.
+// ThisNode reads the facts about this node. Missing podCIDRs are no error.
 func ThisNode() (node Node, err error) {
 	_, file, _ := nodefile.Read()
 	node.PodCIDRs = file.PodCIDRs
@@ -40,7 +39,7 @@ func ThisNode() (node Node, err error) {
 	return node, err
 }
 
-// Config returns the findings for a list of plugins, or for the configuration of one plugin. Config does no I/O.
+// Config returns the findings for a list of plugins or for one plugin. It does no I/O.
 func Config(data []byte, node Node) []plugin.Finding {
 	var list struct {
 		Type    string            `json:"type"`
@@ -61,7 +60,7 @@ func Config(data []byte, node Node) []plugin.Finding {
 	return found
 }
 
-// The function findings() returns the findings for one entry of a conflist. Each finding contains its key.
+// findings returns the findings for one entry of a conflist, each with its key.
 func findings(entry []byte, node Node) (found []plugin.Finding) {
 	parts := plugin.Parts(entry)
 	for _, p := range parts {
@@ -84,8 +83,7 @@ func Keys() map[string]any {
 	return map[string]any{"bridge": bridge.Keys(), "portmap": portmap.Keys(), "bandwidth": bandwidth.Keys(), "sriov": sriov.Keys()}
 }
 
-// inSection returns the finding about an unknown key of podlace-pod with a better hint if the key is the misspelt name of a section, or
-// belongs to another section.
+// inSection improves the hint about an unknown key of podlace-pod that is the misspelt name of a section or belongs to another.
 func inSection(f plugin.Finding, parts []plugin.Part) plugin.Finding {
 	keys := Keys()
 	object, _ := json.Marshal(map[string]any{f.Key: nil})

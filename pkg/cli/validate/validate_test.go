@@ -25,14 +25,13 @@ func keysOf(findings []plugin.Finding) (keys []string) {
 	return keys
 }
 
-// The function text() returns the keys of a configuration's findings, and all findings as one text.
+// text returns the keys of a configuration's findings, and all findings as one text.
 func text(config string, node Node) (keys []string, all string) {
 	found := Config([]byte(config), node)
 	return keysOf(found), fmt.Sprint(found)
 }
 
-// TestTrapsAreNamedByTheirKeys checks that each misleading setting in a list of plugins causes exactly one finding. Each finding must
-// contain the path of the misleading key in the list.
+// TestTrapsAreNamedByTheirKeys: each misleading setting causes exactly one finding with the path of its key.
 func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	const bridge = `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/16"}],[{"subnet":"usePodCidrIPv6"}]]}}`
 	list := func(plugins ...string) string {
@@ -80,8 +79,7 @@ func TestTrapsAreNamedByTheirKeys(t *testing.T) {
 	}
 }
 
-// TestDuplicateKeysAreFound checks that duplicateKeys finds repeated keys at any depth. encoding/json silently uses the last value of a
-// repeated key.
+// TestDuplicateKeysAreFound: repeated keys, of which encoding/json silently uses the last, are found at any depth.
 func TestDuplicateKeysAreFound(t *testing.T) {
 	for config, want := range map[string][]string{
 		`{"a":1,"b":{"a":1},"c":[{"a":1},{"a":2}]}`: nil,
@@ -102,7 +100,6 @@ func TestDuplicateKeysAreFound(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsHaveNoTraps checks that the configurations in the folder conf have no findings.
 func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -115,8 +112,7 @@ func TestShippedConfigurationsHaveNoTraps(t *testing.T) {
 	}
 }
 
-// TestShippedConfigurationsStopSpoofing checks pods whose addresses are on a bridge of Podlace. A pod with an address on a bridge of
-// Podlace can send packets only from its own MAC and its own addresses.
+// TestShippedConfigurationsStopSpoofing: a pod on a bridge of Podlace can send only from its own MAC and addresses.
 func TestShippedConfigurationsStopSpoofing(t *testing.T) {
 	for _, name := range shipped(t) {
 		data, err := conf.Conflist(name)
@@ -148,7 +144,7 @@ func shipped(t *testing.T) (names []string) {
 	return names
 }
 
-// The map `defaults` contains the subnets that other software uses by default.
+// defaults holds the subnets that other software uses by default.
 var defaults = map[string]string{
 	"podman":                 "10.88.0.0/16",
 	"podman, more networks":  "10.89.0.0/16",
@@ -170,8 +166,8 @@ var defaults = map[string]string{
 	"docker, IPv6":           "fd00:dead:beef::/48",
 }
 
-// TestShippedSubnetsAreFree checks examples that must work on any node. The subnets of these examples are not the default subnets of other
-// software. An example that replaces another program in an existing network keeps that program's subnet.
+// TestShippedSubnetsAreFree: examples that must work on any node use no default subnet of other software. One that replaces another program
+// in an existing network keeps that program's subnet.
 func TestShippedSubnetsAreFree(t *testing.T) {
 	var node Node
 	for name, subnet := range defaults {

@@ -31,7 +31,7 @@ func (g deviceGrant) containerResponse(resource string, devices []pool.Device) (
 	}
 	out := &pluginapi.ContainerAllocateResponse{Envs: variables}
 	if err := g.files.writeInfo(resource, devices); err != nil { // the pod works without them
-		slog.Warn("could not write device-info files", "resource", resource, "error", err)
+		slog.Warn("could not write device-info files: the pod starts, but programs that read them do not see its devices", "resource", resource, "error", err)
 	}
 	switch {
 	case len(injected) == 0:

@@ -272,7 +272,7 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registerapi.R
 		r.count.registered(r.resource)
 		r.log.Info("the resource is registered", "socket", r.path)
 	} else {
-		r.log.Warn("the kubelet refuses the resource", "error", s.GetError())
+		r.log.Warn("the kubelet refuses the resource", "error", s.GetError(), "hint", "the kubelet's log has the reason")
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
