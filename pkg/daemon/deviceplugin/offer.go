@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// resourceOffer is the list of devices that a resource offers to the kubelet at one time. A resourceOffer is immutable.
+// resourceOffer is an immutable list of the devices that a resource offers to the kubelet at one time.
 type resourceOffer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot
@@ -24,9 +24,9 @@ type resourceOffer struct {
 	grant    deviceGrant
 }
 
-// newOffer returns the offer of a pool. The argument `lost` lists the lost devices. A lost device is missing or belongs to another resource
-// now, but a pod still has it. The lost devices stay in the offer as unhealthy devices with their last known NUMA nodes. After a restart,
-// the kubelet admits a running pod again only if the offer contains the devices of the pod.
+// newOffer returns the offer of a pool. Devices in `lost` are missing or belong to another resource, but a pod still has them. They
+// stay as unhealthy with their last known NUMA nodes, because a restarted kubelet admits a running pod again only with its devices in
+// the offer.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []poddevices.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
@@ -74,13 +74,13 @@ func (o *resourceOffer) countHealthy() (n int) {
 	return n
 }
 
-// equalTo reports whether two offers contain the same devices, with the same health and NUMA nodes.
+// equalTo reports whether two offers have the same devices, with the same health and NUMA nodes.
 func (o *resourceOffer) equalTo(other *resourceOffer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// allocationPolicy returns the policy by which devices of the resource are preferred. If the resource was removed from the configuration,
-// all its devices are in use, so the policy does not matter.
+// allocationPolicy returns by which policy devices are preferred. It does not matter for a resource that left the configuration,
+// because all its devices are in use.
 func (o *resourceOffer) allocationPolicy() pool.Policy {
 	if o.pool.Resource == nil {
 		return pool.NUMABestFit
@@ -88,7 +88,7 @@ func (o *resourceOffer) allocationPolicy() pool.Policy {
 	return o.pool.Resource.Policy
 }
 
-// allocate() returns the settings that a container needs for the devices. The settings list the devices in the order of their addresses.
+// allocate returns the settings that a container needs for the devices, in the order of their addresses.
 func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	var devices []pool.Device
 	for _, id := range ids {
