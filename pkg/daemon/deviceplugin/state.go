@@ -140,9 +140,8 @@ func holdersOf(held []poddevices.Device) map[string]poddevices.Device {
 	return holder
 }
 
-// nameAttachedPods returns the devices, and sets the pod of each claimed VF to the pod that has attached the VF. Several pods may share a
-// claim, so only the journal of a VF shows which of the pods has the VF. If a VF has no journal, nameAttachedPods keeps the pod from the
-// claim's record.
+// nameAttachedPods sets the pod of each claimed VF to the one that has attached it, which only the VF's journal shows if several share
+// the claim. Without a journal, the pod of the claim's record stays.
 func nameAttachedPods(held []poddevices.Device, attached []sriov.Holding) []poddevices.Device {
 	held = slices.Clone(held)
 	for i, h := range held {
@@ -155,8 +154,8 @@ func nameAttachedPods(held []poddevices.Device, attached []sriov.Holding) []podd
 	return held
 }
 
-// lostState returns the NUMA node and the state of a lost device for the metrics. If a pod has the lost device through a claim, the device
-// is not faulty. Only its resource has changed from DRA to the device plugin API.
+// lostState returns the NUMA node and the state of a lost device for the metrics. One that a pod has through a claim is not faulty:
+// only its resource has changed from DRA to the device plugin API.
 func lostState(o *resourceOffer, h poddevices.Device) [2]string {
 	if a, err := pci.ParseAddress(h.ID); err == nil && byClaim(h) {
 		if dev, ok := o.snapshot.Device(a); ok {
@@ -207,8 +206,8 @@ func (s *stateCollector) offers() (offers []*resourceOffer, held []poddevices.De
 	return append(offers, s.claimable...), s.held, refused, damaged
 }
 
-// collectTraffic reads the counters of all VFs from their PFs. collectTraffic sends one netlink request for each PF. The PF has the
-// counters even if a VF is in a pod or has no network driver.
+// collectTraffic reads the counters of all VFs with one netlink request for each PF, which has them even if a VF is in a pod or without
+// a network driver.
 func (s *stateCollector) collectTraffic(to chan<- prometheus.Metric, offers []*resourceOffer, holder map[string]poddevices.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {
