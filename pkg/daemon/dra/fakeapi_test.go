@@ -27,8 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeAPI is an API server that stores nodes and ResourceSlices of resource.k8s.io/v1. The fake API server supports JSON and protobuf over
-// HTTP/2, like a real API server.
+// fakeAPI stores nodes and ResourceSlices of resource.k8s.io/v1. Like a real API server, it speaks JSON and protobuf over HTTP/2.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -108,8 +107,7 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes ResourceSlices, as a kubelet or a user could do. If the argument `quiet` is true, watchers do not get an event about
-// the deletion, as if their watch were broken.
+// removeSlices deletes ResourceSlices, as a kubelet or a user could. If quiet, watchers get no event, as if their watch were broken.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,8 +153,7 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// isWatched reports whether any client's watch receives events. isWatched returns false if the server has accepted the watch request but
-// sends no events yet.
+// isWatched reports whether any client's watch receives events, which it does some time after the server has accepted it.
 func (f *fakeAPI) isWatched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -80,8 +80,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// newDRALab returns a test environment whose node has a network card with four VFs. All VFs are in one resource. The DRA driver is not
-// running yet.
+// newDRALab returns a node whose card has four VFs in one resource. The DRA driver is not running yet.
 func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	t.Helper()
 	must(t, os.RemoveAll("/run/podlace"))
@@ -229,8 +228,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// prepareClaims asks the driver to prepare claims, and returns the answer for each claim as text: "request=device cdi" for each device, or
-// the error.
+// prepareClaims prepares claims and returns for each "request=device cdi" of its devices, or the error.
 func (k *fakeKubelet) prepareClaims(claims ...*resourceapi.ResourceClaim) (answers []string) {
 	k.Helper()
 	request := &drav1.NodePrepareResourcesRequest{}
@@ -311,8 +309,7 @@ func (k *fakeKubelet) unprepareClaims(uids ...string) (answers []string) {
 	return answers
 }
 
-// watchHealth returns the reports of the health stream as text. The text of a report is "device=status message" for each device, sorted by
-// device.
+// watchHealth returns the reports of the health stream as "device=status message", sorted by device.
 func (k *fakeKubelet) watchHealth() <-chan string {
 	k.Helper()
 	reports := make(chan string, 100)
