@@ -100,9 +100,8 @@ func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult,
 		len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
-// configFor returns the merged configuration for the device of an allocation result. configFor returns nil if no config entry applies to
-// the device. The settings of the claim override the settings of the class. The configuration of the resource determines which settings a
-// claim may contain.
+// configFor returns the merged configuration for the device of an allocation result, or nil if no config entry applies. The claim,
+// which may contain only what the resource's configuration allows, overrides the class.
 func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config, error) {
 	var merged *vfconfig.Config
 	for _, e := range entries {

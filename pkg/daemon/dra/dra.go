@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dra offers VFs through Dynamic Resource Allocation (DRA). Package dra publishes the VFs in ResourceSlices and prepares the
-// ResourceClaims of pods for the kubelet. The CNI plugin sriov attaches the VFs, which it finds in the claim records of pkg/claim. The
-// daemon passes an Inventory to the driver: the VFs of each resource, their health, and the pods that have them.
+// Package dra offers VFs through Dynamic Resource Allocation (DRA). It publishes them in ResourceSlices and prepares the ResourceClaims
+// of pods for the kubelet; the CNI plugin sriov finds the VFs in the claim records of pkg/claim and attaches them. The daemon passes an
+// Inventory to the driver: the VFs of each resource, their health, and the pods that have them.
 //
-// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs each such failure of the API server once
-// and tries again. The device plugin API and the ADD of a pod never wait for the API server.
+// If the API server is unreachable, refuses a request or lacks a feature, the driver logs it once and tries again. The device plugin
+// API and the ADD of a pod never wait for it.
 package dra
 
 import (

@@ -106,8 +106,8 @@ func (d *Driver) socketPaths() []string {
 	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
 }
 
-// awaitFailure waits until ctx is done, the server has failed, another program has deleted or replaced a socket, or this instance must not
-// serve the kubelet any more.
+// awaitFailure waits until ctx is done, the server fails, a socket is deleted or replaced, or this instance must no longer serve the
+// kubelet.
 func (d *Driver) awaitFailure(ctx context.Context, sockets []string) error {
 	own := map[string]probes.SocketID{}
 	for _, path := range sockets {
