@@ -32,8 +32,7 @@ func (t textTest) missing(n *node) (out []string) {
 	return out
 }
 
-// A device also passes a driverTest if it already has the driver to which the resource binds its devices. Otherwise, it would leave its
-// pool when it is bound.
+// The driver to which the resource binds its devices passes too; otherwise, a device would leave its pool when it is bound.
 type driverTest struct{ textTest }
 
 func (t driverTest) met(d subject) bool {
@@ -91,8 +90,7 @@ func (t pfTest) met(d subject) bool {
 	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.contains(d) })
 }
 
-// matches() reports whether the device's PF has the PF name in the given pfRange. Like the SR-IOV network device plugin, matches() does not
-// distinguish upper and lower case in the name.
+// matches reports whether the device's PF has the name in the pfRange, in upper or lower case as with the SR-IOV network device plugin.
 func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }

@@ -104,8 +104,8 @@ func (c *Config) matchAll(n *node) []verdict {
 	return out
 }
 
-// answerFor compares a device with a resource as if there were no other resource. The second result is the first selector that the device
-// meets, or -1.
+// answerFor compares a device with a resource as if there were no other. The second result is the first selector that the device meets,
+// or -1.
 func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
 	d.bindTo = r.Driver
 	a, selector := Answer{Place: r.Place, Resource: r.FullName()}, -1

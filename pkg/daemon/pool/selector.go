@@ -147,8 +147,7 @@ func rangeOf(check func(string) (string, error)) func(string) (pfRange, error) {
 	}
 }
 
-// contains() reports whether a device is in one of the ranges of VFs. A device that is not a VF has no index, and is therefore in no range
-// of VFs.
+// contains reports whether a device is in one of the ranges of VFs, which only a VF can be.
 func (p pfRange) contains(d subject) bool {
 	return len(p.vfs) == 0 || slices.ContainsFunc(p.vfs, func(r vfconfig.Range) bool { return r.Has(d.VFIndex) })
 }
