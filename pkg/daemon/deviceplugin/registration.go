@@ -44,7 +44,7 @@ type kubeletDirs struct {
 // registerSocket returns the path of the kubelet's socket for registrations.
 func (k kubeletDirs) registerSocket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
 
-// The type registrar serves an endpoint and keeps it registered with the kubelet.
+// registrar serves an endpoint and keeps it registered with the kubelet.
 type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	*endpoint
@@ -78,7 +78,7 @@ func (r *registrar) socketFolder() string {
 	return cmp.Or(r.kubelet.Registry, r.kubelet.Plugins)
 }
 
-// run() registers the endpoint until ctx is done. After an error, run() tries again.
+// run registers the endpoint until ctx is done. After an error, run tries again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
 	probes.RemoveStale(filepath.Join(r.socketFolder(), socketPrefix(r.socketFolder(), r.resource)+"????????"+socketSuffix))
@@ -100,7 +100,7 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// waitForChange returns after a pause, or earlier if a file in the folder has changed and the function `worth` returns true.
+// waitForChange returns after a pause, or earlier if a file in the folder has changed and worth returns true.
 func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -118,7 +118,7 @@ func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth fu
 	}
 }
 
-// ensure() creates the socket if it is missing, and registers the endpoint if it is not registered.
+// ensure creates the socket if it is missing, and registers the endpoint if it is not registered.
 func (r *registrar) ensure(ctx context.Context) error {
 	r.mu.Lock()
 	refused, stale := r.refused, r.stale // since the last call
@@ -215,7 +215,7 @@ func (r *registrar) listen() error {
 	return nil
 }
 
-// closeSocket closes and removes the socket. closeSocket does not end existing connections.
+// closeSocket closes and removes the socket. It does not end existing connections.
 func (r *registrar) closeSocket() {
 	if r.listener == nil {
 		return
@@ -232,7 +232,7 @@ func (r *registrar) stop() {
 	r.server.Stop()
 }
 
-// register() registers the endpoint with the kubelet. The kubelet then connects to the endpoint.
+// register registers the endpoint with the kubelet. The kubelet then connects to the endpoint.
 func (r *registrar) register(ctx context.Context) error {
 	conn, err := dial(r.kubelet.registerSocket())
 	if err != nil {

@@ -147,7 +147,7 @@ func (d *daemon) restoreLoop(ctx context.Context) {
 	}
 }
 
-// restoreVFs restores orphaned VFs if this instance may change devices. restoreVFs takes the lock of each VF's journal.
+// restoreVFs restores orphaned VFs if this instance may change devices. It takes the lock of each VF's journal.
 func (d *daemon) restoreVFs() error {
 	d.mu.Lock()
 	may := d.mayChange()

@@ -80,7 +80,7 @@ func (s *stateCollector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends all state metrics. Collect makes no request to the kubelet.
+// Collect sends all state metrics. It makes no request to the kubelet.
 func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	offers, held, refused, damaged := s.offers()
 	for resource, n := range s.kubeletCount() {

@@ -96,7 +96,7 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// resourceNamed returns the resource that has the given name. resourceNamed returns nil if the resource was removed from the configuration.
+// resourceNamed returns the resource that has the given name. It returns nil if the resource was removed from the configuration.
 func (i Inventory) resourceNamed(name string) *pool.Resource {
 	for _, p := range i.Pools {
 		if p.Name == name {

@@ -101,7 +101,7 @@ func (d *Driver) writeCDI(p claimPlan) error {
 	return devicefiles.WriteSpec(dir, cdiFile(p.devices[0].UID), spec)
 }
 
-// removeCDI deletes the CDI specification of a claim. removeCDI has no effect if the specification does not exist.
+// removeCDI deletes the CDI specification of a claim. It has no effect if the specification does not exist.
 func (d *Driver) removeCDI(uid string) error {
 	if d.options.CDI == "" {
 		return nil

@@ -102,7 +102,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestLostRecord (DRA-F7) checks that a record is rebuilt from its claim after two searches in a row have not found the record.
+// TestLostRecord checks that a record is rebuilt from its claim after two searches in a row have not found the record.
 func TestLostRecord(t *testing.T) {
 	l := newDRALab(t)
 	c, gone := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "gone", deviceResult("a", vf1))

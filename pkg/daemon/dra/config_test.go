@@ -150,7 +150,7 @@ func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	}
 }
 
-// TestCheckConfig (DRA-F13) checks config entries that apply to no device, and class entries whose class is ambiguous.
+// TestCheckConfig checks config entries that apply to no device, and class entries whose class is ambiguous.
 func TestCheckConfig(t *testing.T) {
 	const unknown = "class fast or slow: status.allocation.devices.config[0].opaque.parameters: before Kubernetes 1.35 an entry does not show which of the classes fast, slow it belongs to: " +
 		"name the resource in the parameters of the classes, as 'podlace sriov classes' does"

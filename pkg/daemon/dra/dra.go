@@ -43,7 +43,7 @@ type Options struct {
 	// InUse returns why a device must not be changed or allocated to a claim, for example that a pod has it, or "". It does not check
 	// claims.
 	InUse func(id string) string
-	// The driver calls Changed when claim records have changed. The daemon then calls the driver's method Update.
+	// The driver calls Changed when claim records have changed. The daemon then calls Update.
 	Changed func()
 }
 
@@ -110,10 +110,10 @@ func (d *Driver) Run(ctx context.Context) {
 	d.serve(ctx)
 }
 
-// Update passes a new inventory to the driver. Update never blocks.
+// Update passes a new inventory to the driver. It never blocks.
 func (d *Driver) Update(i Inventory) { d.change(func() { d.latest = i }) }
 
-// change() changes the state of the driver and wakes all tasks that wait for a change.
+// change changes the state of the driver and wakes all tasks that wait for a change.
 func (d *Driver) change(set func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

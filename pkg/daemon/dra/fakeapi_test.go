@@ -72,7 +72,7 @@ func (f *fakeAPI) newClient() kubernetes.Interface {
 	return c
 }
 
-// configure() changes settings of the fake API server while the server is locked.
+// configure changes settings of the fake API server while the server is locked.
 func (f *fakeAPI) configure(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -313,7 +313,7 @@ func (f *fakeAPI) dropFields(s *resourceapi.ResourceSlice) {
 	}
 }
 
-// watch() sends the events of a watch to the client.
+// watch sends the events of a watch to the client.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -338,7 +338,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// await() waits until the function `so` returns true. The time limit of one minute is long enough for a loaded machine.
+// await waits until so returns true. The time limit of one minute is long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

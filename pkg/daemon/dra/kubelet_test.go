@@ -122,7 +122,7 @@ func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{p}, Faults: faults})
 }
 
-// prepare() prepares a claim without a kubelet.
+// prepare prepares a claim without a kubelet.
 func (l *draLab) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return l.Driver.prepare(ctx, c, false)
 }
@@ -140,7 +140,7 @@ func (l *draLab) runDriver() (stop func()) {
 	return stop
 }
 
-// await() waits until the function `so` returns true.
+// await waits until so returns true.
 func (l *draLab) await(what string, so func() bool) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -190,7 +190,7 @@ type fakeKubelet struct {
 	endpoint string
 }
 
-// register() finds the driver in the kubelet's plugin registry and registers the driver.
+// register finds the driver in the kubelet's plugin registry and registers the driver.
 func (l *draLab) register(v1beta1 bool) *fakeKubelet {
 	l.Helper()
 	registry, _ := l.options.socketFolders()

@@ -38,7 +38,7 @@ func (d *Driver) setLead(leads bool, whyWaiting string) {
 	d.count.leading.Set(map[bool]float64{true: 1}[leads])
 }
 
-// holdLead runs the leader's tasks while this instance holds the leader lock. holdLead returns when ctx is done.
+// holdLead runs the leader's tasks while this instance holds the leader lock. It returns when ctx is done.
 func (d *Driver) holdLead(ctx context.Context, tasks ...func(context.Context)) {
 	for ctx.Err() == nil {
 		leader, err := d.tryLead(ctx, tasks)
@@ -88,7 +88,7 @@ func (d *Driver) tryLead(ctx context.Context, tasks []func(context.Context)) (le
 	return "", nil
 }
 
-// lead() runs the tasks of the leader until ctx is done or the lock is lost, and waits until they have ended.
+// lead runs the tasks of the leader until ctx is done or the lock is lost, and waits until they have ended.
 func (d *Driver) lead(ctx context.Context, lock *store.Lock, tasks []func(context.Context)) {
 	d.setLead(true, "")
 	d.options.Log.Info("this instance leads: it publishes devices and writes the status of claims", "instance", d.instanceName())

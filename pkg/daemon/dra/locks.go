@@ -79,7 +79,7 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add() takes a lock. add() polls, because a blocking wait cannot be cancelled and would occupy a thread for as long as a driver hangs.
+// add takes a lock. It polls, because a blocking wait cannot be cancelled and would occupy a thread for as long as a driver hangs.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		lock, err := l.dir.LockAt(0, claimLocks, 0o600, offset)

@@ -149,7 +149,7 @@ func (m *nodeModel) writeAllClaims() {
 	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
-// restart() replaces the daemon with a new daemon. The new daemon knows only the data that the old daemon stored in files.
+// restart replaces the daemon with a new daemon. The new daemon knows only the data that the old daemon stored in files.
 func (m *nodeModel) restart() {
 	o := m.options
 	o.Log = slog.New(crashLog{slog.NewTextHandler(io.Discard, nil), m.left})
@@ -261,7 +261,8 @@ func (m *nodeModel) call(verb string, p *modelPod) kerneltest.Outcome {
 	return m.Call(verb, p.name, "CNI_NETNS", p.Path, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name+";K8S_POD_UID=uid-"+p.name)
 }
 
-// add() runs the CNI command ADD for a pod. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must fail.
+// add runs the CNI command ADD for a pod. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must
+// fail.
 func (m *nodeModel) add(p *modelPod) error {
 	if p.has {
 		return nil

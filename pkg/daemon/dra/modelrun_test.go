@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// problems() checks the invariants of the node, and returns a text for each violated invariant.
+// problems checks the invariants of the node, and returns a text for each violated invariant.
 func (m *nodeModel) problems() (list []string) {
 	records, err := claim.List(m.options.Claims)
 	if err != nil {

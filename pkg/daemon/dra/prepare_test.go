@@ -242,7 +242,7 @@ func (l *draLab) planFor(t testing.TB, uid, address string) claimPlan {
 	return p
 }
 
-// TestVanishedVF (DRA-F18): a claim can be unprepared even if its VF no longer exists.
+// TestVanishedVF: a claim can be unprepared even if its VF no longer exists.
 func TestVanishedVF(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()

@@ -65,7 +65,7 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publishe
 	return b
 }
 
-// start() runs a new publisher until stop() is called or the test ends.
+// start runs a new publisher until stop() is called or the test ends.
 func (b *publisherLab) start() {
 	b.registry = prometheus.NewRegistry()
 	claims := b.TempDir()

@@ -84,7 +84,7 @@ func publishedText(device resourceapi.Device) poddevices.Published {
 	return p
 }
 
-// attributeText returns the value of an attribute as text. attributeText supports only the types of attributes that this driver publishes.
+// attributeText returns the value of an attribute as text. It supports only the types of attributes that this driver publishes.
 func attributeText(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:

@@ -100,7 +100,7 @@ func consequence(feature string) string {
 	return "PFs with offerWhole are left out of the slices"
 }
 
-// disable() stops the use of a feature for a while, and logs the reason once.
+// disable stops the use of a feature for a while, and logs the reason once.
 func (p *publisher) disable(feature, why string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -27,7 +27,7 @@ const (
 	checkInterval = time.Second
 )
 
-// serve() answers calls of the kubelet until ctx is done. After a failure, serve() starts the server again.
+// serve answers calls of the kubelet until ctx is done. After a failure, serve starts the server again.
 func (d *Driver) serve(ctx context.Context) {
 	for ctx.Err() == nil {
 		_, news := d.watchInventory()
@@ -144,7 +144,7 @@ func (h callHandler) HandleError(_ context.Context, err error, msg string) {
 	}
 }
 
-// Ready returns the reason why pods cannot get devices through claims yet. Ready returns "" if pods can get devices through claims.
+// Ready returns the reason why pods cannot get devices through claims yet. It returns "" if pods can get devices through claims.
 func (d *Driver) Ready() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

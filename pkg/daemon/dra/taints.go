@@ -48,7 +48,7 @@ func taint(key, value, effect string) []resourceapi.DeviceTaint {
 	return []resourceapi.DeviceTaint{{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}}
 }
 
-// repels() reports whether the taints keep new pods away from the device.
+// repels reports whether the taints keep new pods away from the device.
 func repels(taints []resourceapi.DeviceTaint) bool {
 	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
 }

@@ -116,7 +116,7 @@ func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fa
 	return k
 }
 
-// ask() calls Ask for the pod web-0 with a long deadline.
+// ask calls Ask for the pod web-0 with a long deadline.
 func ask(t testing.TB, k Kubelet, uid string) ([]poddevices.Device, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)

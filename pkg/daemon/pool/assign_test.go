@@ -96,7 +96,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestAssign checks configurations with several resources. TestAssign also checks all keys of a resource except "selectors".
+// TestAssign checks configurations with several resources. It also checks all keys of a resource except "selectors".
 func TestAssign(t *testing.T) {
 	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
@@ -297,7 +297,7 @@ func TestAssignIsPure(t *testing.T) {
 	}
 }
 
-// TestPFIsNoDevice (S-36) checks that no pool contains a device that may be a PF, even if sysfs reports a wrong number of VFs.
+// TestPFIsNoDevice checks that no pool contains a device that may be a PF, even if sysfs reports a wrong number of VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)

@@ -174,7 +174,7 @@ type reader struct {
 	unserved strict.Report // notes about valid keys for which the current resource is not offered
 }
 
-// readConfig reads the whole configuration. readConfig validates entries for other hosts too, but does not add them to the result.
+// readConfig reads the whole configuration. It validates entries for other hosts too, but does not add them to the result.
 func (r *reader) readConfig(root strict.Value, src Source) *Config {
 	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto

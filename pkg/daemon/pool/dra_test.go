@@ -59,7 +59,7 @@ func TestOneName(t *testing.T) {
 	mustParse(t, `{"resourceList":[{"resourceName":"a_nonuma"},{"resourceName":"a","api":"dra"}]}`)
 }
 
-// TestOfferWhole (DRA-20) checks that a PF with VFs is offered only in a resource whose selector contains the address of the PF.
+// TestOfferWhole checks that a PF with VFs is offered only in a resource whose selector contains the address of the PF.
 func TestOfferWhole(t *testing.T) {
 	s := workerMachine()
 	A, p := pciAddr(0x10, 0, 0), pciAddr(0x30, 0, 0) // A has VFs; p will get VFs

@@ -72,7 +72,7 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	return out
 }
 
-// The type verdict is the assignment of one device to a resource.
+// verdict is the assignment of one device to a resource.
 type verdict struct {
 	device   int    // index in the snapshot
 	whyBusy  string // why no resource can have it

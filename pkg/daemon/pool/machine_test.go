@@ -19,7 +19,7 @@ func pciAddr(bus, device, function int) pci.Address {
 	return a
 }
 
-// The type card describes a network card of a test machine.
+// card describes a network card of a test machine.
 type card struct {
 	bus, node  int
 	root       string

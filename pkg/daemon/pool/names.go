@@ -60,7 +60,7 @@ func resourcePrefix(s string) (string, error) {
 	return s, nil
 }
 
-// interfaceName checks the name of an interface. interfaceName also accepts alternative names, which may be longer than 15 bytes.
+// interfaceName checks the name of an interface. It also accepts alternative names, which may be longer than 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
 		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {

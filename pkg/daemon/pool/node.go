@@ -18,14 +18,14 @@ type Env struct {
 	Last map[pci.Address]pci.Device
 }
 
-// The type node is a machine with its devices and the data that selectors need about each device.
+// node is a machine with its devices and the data that selectors need about each device.
 type node struct {
 	*pci.Snapshot
 	env      Env
 	subjects []subject // in the order of Devices
 }
 
-// The type subject is a device with the data that selectors compare.
+// subject is a device with the data that selectors compare.
 type subject struct {
 	pci.Device
 	pf     *pci.Device // the PF of a VF, otherwise the device itself
@@ -68,7 +68,7 @@ func (n *node) index(a pci.Address) (int, bool) {
 	return slices.BinarySearchFunc(n.subjects, a, func(d subject, a pci.Address) int { return d.Address.Compare(a) })
 }
 
-// pfs() returns the names of all PFs.
+// pfs returns the names of all PFs.
 func (n *node) pfs(names func(subject) []string) (out []string) {
 	for _, d := range n.subjects {
 		if !d.IsVF() && d.TotalVFs > 0 {
@@ -138,7 +138,7 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// matches() reports whether the entry of the list pfs identifies the given PF.
+// matches reports whether the entry of the list pfs identifies the given PF.
 func (pf *pfEntry) matches(d subject) bool {
 	if d.IsVF() {
 		return false

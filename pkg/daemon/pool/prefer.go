@@ -45,7 +45,7 @@ func Prefer(policy Policy, t *Topology, available, must []string, size int) []st
 	return t.sorted(append(c.chosen, unknown[:max(0, min(c.need, len(unknown)))]...))
 }
 
-// The type choice holds the state of one call of Prefer. PFs are numbers.
+// choice holds the state of one call of Prefer. PFs are numbers.
 type choice struct {
 	*Topology
 	chosen []string

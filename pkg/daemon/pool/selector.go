@@ -77,7 +77,7 @@ func (r *reader) selectorKeys(s *selector) strict.Fields {
 	return fields
 }
 
-// add() adds a condition to the selector. An empty list of values adds no condition.
+// add adds a condition to the selector. An empty list of values adds no condition.
 func (s *selector) add(v strict.Value, t test) {
 	if list, ok := v.Data.(strict.List); !ok || len(list) > 0 {
 		s.Conditions = append(s.Conditions, condition{v.Place, v.Name, t})
@@ -120,7 +120,7 @@ func pciAddress(s string) (string, error) {
 // maxVFs is the maximum number of VFs of a PF in PCI Express.
 const maxVFs = 65535
 
-// The type pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
+// pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
 	vfs      []vfconfig.Range // empty means the PF with all its VFs

@@ -18,7 +18,7 @@ type Topology struct {
 	pfs  []pfGroup
 }
 
-// The type pfGroup is the group of all devices of one PF and one NUMA node in the pool. A device without a PF has its own group.
+// pfGroup is the group of all devices of one PF and one NUMA node in the pool. A device without a PF has its own group.
 type pfGroup struct {
 	pf         pci.Address
 	node       int
@@ -28,7 +28,7 @@ type pfGroup struct {
 // unreachable is the distance between two NUMA nodes if the firmware reports none. In the ACPI SLIT, it means that no path exists.
 const unreachable = 255
 
-// NewTopology returns the topology of the devices of a pool. NewTopology uses the PCI addresses of the devices as their IDs.
+// NewTopology returns the topology of the devices of a pool. It uses the PCI addresses of the devices as their IDs.
 func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 	t := &Topology{node: &node{Snapshot: s}, rank: map[string]int{}, pfOf: map[string]int{}}
 	for i, d := range slices.SortedFunc(slices.Values(p.Devices), compareRank) {
