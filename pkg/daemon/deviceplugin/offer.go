@@ -38,7 +38,6 @@ func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]str
 	return o
 }
 
-// numaNodes returns the NUMA nodes of a device in the offer.
 func (o *resourceOffer) numaNodes(id string) (nodes []int) {
 	for _, d := range o.devices {
 		if d.GetID() == id {
@@ -64,7 +63,6 @@ func device(id string, healthy bool, nodes []int) *pluginapi.Device {
 	return d
 }
 
-// countHealthy returns the number of healthy devices in the offer.
 func (o *resourceOffer) countHealthy() (n int) {
 	for _, d := range o.devices {
 		if d.Health == pluginapi.Healthy {
@@ -102,7 +100,6 @@ func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResp
 	return o.grant.containerResponse(o.pool.Name, devices)
 }
 
-// allocateAll calls allocate() for each container in an Allocate request.
 func (o *resourceOffer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
 	out := &pluginapi.AllocateResponse{}
 	for _, c := range containers {

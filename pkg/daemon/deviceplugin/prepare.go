@@ -152,7 +152,7 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// whyInUse returns the reason why a device must not be changed. It returns "" if the device may be changed. The caller holds d.mu.
+// whyInUse returns why a device must not be changed, or "". The caller holds d.mu.
 func (d *daemon) whyInUse(dev pci.Device) string {
 	return cmp.Or(d.ownerOf(dev, true), d.whyUplink(dev))
 }

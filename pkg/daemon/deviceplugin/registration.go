@@ -41,7 +41,6 @@ type kubeletDirs struct {
 	Registry string // plugins_registry, in which the kubelet finds endpoints by itself; "" for none
 }
 
-// registerSocket returns the path of the kubelet's socket for registrations.
 func (k kubeletDirs) registerSocket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
 
 // registrar serves an endpoint and keeps it registered with the kubelet.
@@ -73,7 +72,6 @@ func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registra
 	return r
 }
 
-// socketFolder returns the folder of the endpoint's socket.
 func (r *registrar) socketFolder() string {
 	return cmp.Or(r.kubelet.Registry, r.kubelet.Plugins)
 }

@@ -127,7 +127,6 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	s.collectTraffic(to, offers, holder)
 }
 
-// holdersOf returns the devices of pods by their IDs.
 func holdersOf(held []poddevices.Device) map[string]poddevices.Device {
 	if slices.ContainsFunc(held, byClaim) {
 		attached, _ := sriov.Holdings() // the DRA driver logs the error

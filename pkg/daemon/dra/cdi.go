@@ -20,10 +20,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// cdiKind is the CDI kind of all claimed devices.
 const cdiKind = "podlace.io/vf"
 
-// cdiFile returns the name of the file with a claim's CDI specification.
 func cdiFile(uid string) string { return claim.Driver + "-" + uid + ".json" }
 
 // cdiDevice returns the name of a request's CDI device, without the slash of a subrequest, which CDI does not allow.

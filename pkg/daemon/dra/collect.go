@@ -45,7 +45,6 @@ type collector struct {
 	counted map[countedVF]bool // attachments that the NUMA alignment metric includes
 }
 
-// collectLoop runs the collector until ctx is done.
 func (d *Driver) collectLoop(ctx context.Context) {
 	c := &collector{Driver: d, began: time.Now().Truncate(time.Second)}
 	defer c.count.unattached.Set(0)

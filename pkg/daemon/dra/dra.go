@@ -122,7 +122,6 @@ func (d *Driver) change(set func()) {
 	d.news = make(chan struct{})
 }
 
-// latestInventory returns the latest inventory.
 func (d *Driver) latestInventory() Inventory {
 	i, _ := d.watchInventory()
 	return i

@@ -79,7 +79,6 @@ func (f *fakeAPI) configure(change func()) {
 	change()
 }
 
-// storedSlices returns all stored ResourceSlices, sorted by name.
 func (f *fakeAPI) storedSlices() (all []resourceapi.ResourceSlice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +89,6 @@ func (f *fakeAPI) storedSlices() (all []resourceapi.ResourceSlice) {
 	return all
 }
 
-// countRequests returns the number of requests that had the given RBAC verb.
 func (f *fakeAPI) countRequests(verb string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,7 +179,6 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verbOf returns the RBAC verb of a request.
 func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
@@ -257,7 +254,6 @@ func (f *fakeAPI) answer(what, name string, body []byte) (runtime.Object, int) {
 	return f.writeSlice(what, s)
 }
 
-// writeSlice creates or updates a slice.
 func (f *fakeAPI) writeSlice(what string, s *resourceapi.ResourceSlice) (runtime.Object, int) {
 	if field := f.invalidField(s); field != "" {
 		status := failure(http.StatusUnprocessableEntity)
@@ -313,7 +309,6 @@ func (f *fakeAPI) dropFields(s *resourceapi.ResourceSlice) {
 	}
 }
 
-// watch sends the events of a watch to the client.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)

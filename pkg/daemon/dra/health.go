@@ -72,7 +72,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// whyUnhealthy returns the reason why a pod cannot use a device. It returns "" if a pod can use the device.
+// whyUnhealthy returns why a pod cannot use a device, or "".
 func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text

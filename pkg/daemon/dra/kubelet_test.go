@@ -122,7 +122,6 @@ func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{p}, Faults: faults})
 }
 
-// prepare prepares a claim without a kubelet.
 func (l *draLab) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return l.Driver.prepare(ctx, c, false)
 }
@@ -140,7 +139,6 @@ func (l *draLab) runDriver() (stop func()) {
 	return stop
 }
 
-// await waits until so returns true.
 func (l *draLab) await(what string, so func() bool) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -173,7 +171,6 @@ func newClaim(uid, name string, results ...resourceapi.DeviceRequestAllocationRe
 			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name + "-pod", UID: types.UID("pod-" + uid)}}}}
 }
 
-// addClaims adds claims to the API server.
 func (l *draLab) addClaims(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	for _, c := range claims {
@@ -354,7 +351,6 @@ func (k *fakeKubelet) healthStream(ctx context.Context) (recv func() ([]string, 
 	}
 }
 
-// fileNames returns the names of the files in a folder.
 func (l *draLab) fileNames(folder string) string {
 	l.Helper()
 	found, _ := os.ReadDir(folder)
@@ -365,7 +361,6 @@ func (l *draLab) fileNames(folder string) string {
 	return strings.Join(names, " ")
 }
 
-// driverOf returns the driver of a VF.
 func (l *draLab) driverOf(address string) string {
 	l.Helper()
 	a, err := pci.ParseAddress(address)
@@ -378,7 +373,6 @@ func (l *draLab) driverOf(address string) string {
 // repeatInventory passes the same inventory as newDRALab to the driver.
 func (l *draLab) repeatInventory() { l.Helper(); l.updateInventory(pool.Resource{API: pool.DRA}, nil) }
 
-// setFault passes an inventory with a fault of one VF to the driver.
 func (l *draLab) setFault(address, text string) {
 	l.Helper()
 	l.updateInventory(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})

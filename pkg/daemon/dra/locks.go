@@ -34,13 +34,11 @@ type claimLock struct {
 	held []*store.Lock
 }
 
-// openLocks opens the folder of the lock file.
 func openLocks(claims string) (*claimLock, error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	return &claimLock{dir: dir}, err
 }
 
-// lockClaim locks a claim.
 func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	l, err := openLocks(d.options.Claims)
 	if err != nil {

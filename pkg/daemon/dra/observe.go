@@ -64,7 +64,6 @@ func (o observedClient) Create(ctx context.Context, slice *resourceapi.ResourceS
 	return o.ResourceSliceInterface.Create(ctx, slice, options)
 }
 
-// nodeUID returns the UID of the Node object of this node.
 func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -29,7 +29,6 @@ type claimPlan struct {
 	lost    bool            // the claim was prepared earlier and its record is lost
 }
 
-// plannedDevice is a device in a plan.
 type plannedDevice struct {
 	pool.Device
 	poddevices.Claim

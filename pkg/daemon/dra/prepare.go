@@ -294,7 +294,6 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	return nil
 }
 
-// rereadDevice reads a device from sysfs again.
 func (d *Driver) rereadDevice(dev *plannedDevice) error {
 	now, err := pci.Inspect(d.options.Sysfs, dev.Address)
 	if err != nil {
@@ -304,7 +303,6 @@ func (d *Driver) rereadDevice(dev *plannedDevice) error {
 	return nil
 }
 
-// bindDriver binds a device to the driver that the plan requires.
 func (d *Driver) bindDriver(ctx context.Context, dev *plannedDevice) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)

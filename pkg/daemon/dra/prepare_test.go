@@ -235,7 +235,6 @@ func TestDriverBack(t *testing.T) {
 	}
 }
 
-// planFor returns the plan of a claim with one device.
 func (l *draLab) planFor(t testing.TB, uid, address string) claimPlan {
 	p, err := l.planClaim(newClaim(uid, uid, deviceResult("a", address)), nil)
 	must(t, err)

@@ -139,7 +139,6 @@ func (b *publisherLab) metricValue(name string) float64 {
 	return gatheredValue(b, b.registry, "podlace_sriov_dra_"+name)
 }
 
-// gatheredValue returns the sum of a metric over all labels.
 func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
 	t.Helper()
 	families, err := from.Gather()
@@ -311,7 +310,6 @@ func TestSliceEdited(t *testing.T) {
 	}
 }
 
-// deviceSpecs returns the devices of slices.
 func deviceSpecs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	for _, s := range all {
 		out = append(out, s.Spec.Devices)

@@ -207,7 +207,6 @@ func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	return out
 }
 
-// devicesByName returns the devices of slices by their names.
 func devicesByName(list []resourceslice.Slice) map[string]resourceapi.Device {
 	out := map[string]resourceapi.Device{}
 	for _, s := range list {

@@ -66,7 +66,6 @@ func cardsWith(vfs int) pcitest.Machine {
 	return pcitest.Machine{Nodes: 2, PFs: 8, VFs: vfs / 16}
 }
 
-// publishedSlices returns the slices of an inventory.
 func (d desiredState) publishedSlices() []resourceslice.Slice {
 	return d.driverResources().Pools["node-a"].Slices
 }
@@ -85,7 +84,6 @@ func marshalSlices(t testing.TB, all []resourceslice.Slice) (out []byte) {
 	return out
 }
 
-// findInSlices returns a device with the given name in slices.
 func findInSlices(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.Device, ok bool) {
 	t.Helper()
 	for _, s := range all {
@@ -98,7 +96,6 @@ func findInSlices(t testing.TB, all []resourceslice.Slice, name string) (d resou
 	return d, false
 }
 
-// preparedRecord returns the record of a claim that has a device.
 func preparedRecord(id string) claim.Record {
 	return claim.Record{State: claim.Prepared, Devices: []poddevices.Device{{Resource: fast, ID: id,
 		Claim: &poddevices.Claim{UID: "c-" + id}}}}

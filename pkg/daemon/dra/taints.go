@@ -53,7 +53,6 @@ func repels(taints []resourceapi.DeviceTaint) bool {
 	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
 }
 
-// labelValue converts a text to a valid label value.
 func labelValue(s string) string {
 	alphanumeric := func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
 	s = strings.Map(func(c rune) rune {

@@ -70,7 +70,6 @@ func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	return nil
 }
 
-// ownedDevices returns the devices that the claim of a record owns.
 func ownedDevices(r claim.Record) (vfs []pci.Address, err error) {
 	for _, dev := range r.Devices {
 		if dev.Claim.Admin {

@@ -41,7 +41,6 @@ func richPod() *api.PodResources {
 		}}
 }
 
-// richDevices returns the devices of richPod.
 func richDevices() []poddevices.Device {
 	d := func(resource, id string, numa ...int) poddevices.Device {
 		return poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id,

@@ -102,7 +102,6 @@ func listen(t testing.TB, k Kubelet) net.Listener {
 	return l
 }
 
-// startServer serves the PodResources API until the test ends.
 func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fakeKubelet {
 	t.Helper()
 	if k.Socket == "" {

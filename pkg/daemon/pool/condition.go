@@ -64,10 +64,8 @@ type pfTest struct {
 	names  func(subject) []string
 }
 
-// pfName returns the interface names of the PF of a device.
 func pfName(d subject) []string { return d.pf.Interfaces }
 
-// rootDevice returns the PCI address of the PF of a device.
 func rootDevice(d subject) []string { return []string{d.pf.Address.String()} }
 
 func (t pfTest) want() string {

@@ -112,7 +112,7 @@ type condition struct {
 	test test
 }
 
-// The Go interface "test" is implemented by each kind of condition.
+// test is implemented by each kind of condition.
 type test interface {
 	want() string
 	found(subject) string
@@ -141,7 +141,7 @@ type Source struct {
 	AnyPrefix bool // the default resourcePrefix is unknown, and full names lack it
 }
 
-// maxBytes is the maximum size of a configuration.
+// maxBytes is the maximum size of a configuration in bytes.
 const maxBytes = 1 << 20
 
 // Parse parses and validates a configuration. Its error is a value of strict.Problems.
@@ -247,7 +247,6 @@ func (r *reader) readResource(v strict.Value, prefix string, cdi CDI) Resource {
 	return res
 }
 
-// readPF reads an entry of pfs.
 func (r *reader) readPF(v strict.Value) pfEntry {
 	pf := pfEntry{Place: v.Place}
 	keys := r.Object(v, strict.Fields{

@@ -13,7 +13,6 @@ import (
 // maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes, and so of a resource's full name, which is one.
 const maxAttribute = 64
 
-// readDRA reads the section "dra" of the configuration.
 func (r *reader) readDRA(v strict.Value, t *Taints) {
 	effect := func(to *string) func(strict.Value) {
 		return strict.To(r.Report, to, strict.OneOf("NoSchedule", "NoExecute", "None", NoTaint))

@@ -140,7 +140,7 @@ func (s *selector) answerFor(d subject) selectorAnswer {
 	return a
 }
 
-// whyUnmet returns the reason why a device meets none of the selectors.
+// whyUnmet returns why a device meets none of the selectors.
 func whyUnmet(selectors []selectorAnswer) string {
 	if len(selectors) > 1 {
 		return "meets no selector"
@@ -150,7 +150,7 @@ func whyUnmet(selectors []selectorAnswer) string {
 	return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.Found), c.Want)
 }
 
-// whyMet returns the reason why a resource has a device that meets the given selector.
+// whyMet returns why a resource has a device that meets the given selector.
 func (r *Resource) whyMet(selector int) string {
 	switch {
 	case len(r.Unserved) > 0:

@@ -35,7 +35,6 @@ func explainDevice(c *Config, name string, env Env) []string {
 	return out
 }
 
-// TestExplain checks the explanation for each possible result.
 func TestExplain(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","selectors":[{"pfNames":["ens1f0#0-1"],"drivers":["iavf"]},{"numaNodes":[1],"isRdma":true}]},

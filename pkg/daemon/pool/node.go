@@ -68,7 +68,6 @@ func (n *node) index(a pci.Address) (int, bool) {
 	return slices.BinarySearchFunc(n.subjects, a, func(d subject, a pci.Address) int { return d.Address.Compare(a) })
 }
 
-// pfs returns the names of all PFs.
 func (n *node) pfs(names func(subject) []string) (out []string) {
 	for _, d := range n.subjects {
 		if !d.IsVF() && d.TotalVFs > 0 {
@@ -78,7 +77,6 @@ func (n *node) pfs(names func(subject) []string) (out []string) {
 	return out
 }
 
-// isOnline reports whether the NUMA node with the given ID is online.
 func (n *node) isOnline(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }

@@ -198,7 +198,6 @@ func (c randomQuery) perPF(chosen []string) map[string]int {
 	return pfs
 }
 
-// sortedValues returns the values of a map in descending order.
 func sortedValues[K comparable](m map[K]int) []int {
 	out := append(slices.Collect(maps.Values(m)), make([]int, 12-len(m))...)
 	slices.Sort(out)

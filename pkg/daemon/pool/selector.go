@@ -21,7 +21,6 @@ var (
 	acpiIndexForm = regexp.MustCompile(`^[0-9]{1,10}$`)
 )
 
-// readSelectors reads one selector or a list of selectors.
 func (r *reader) readSelectors(v strict.Value) []selector {
 	if _, several := v.Data.(strict.List); !several {
 		return []selector{r.readSelector(v)}
