@@ -231,7 +231,7 @@ func checkClasses(c *resourceapi.ResourceClaim, entries []configEntry) error {
 		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
 }
 
-// classOf returns the name of the DeviceClass of a request. The argument `name` has the form "request" or "request/subrequest".
+// classOf returns the name of the DeviceClass of the request `name`, which is "request" or "request/subrequest".
 func classOf(c *resourceapi.ResourceClaim, name string) string {
 	request, sub, _ := strings.Cut(name, "/")
 	for _, r := range c.Spec.Devices.Requests {

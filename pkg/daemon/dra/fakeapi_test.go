@@ -158,7 +158,7 @@ func (f *fakeAPI) isWatched() bool {
 	return len(f.watchers) > 0
 }
 
-// endWatches ends all watches. If the argument `gone` is true, the watches end with HTTP status 410.
+// endWatches ends all watches, with HTTP status 410 if `gone`.
 func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

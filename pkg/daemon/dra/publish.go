@@ -31,7 +31,7 @@ const (
 	// forgetAfter is how long the event of a new slice may take before the library assumes that the slice is missing, because another
 	// program may have deleted it during a broken watch. The library's default is a minute.
 	forgetAfter = 2 * time.Second
-	// featureRetry is the pause after the API server has dropped a field. After this pause, the publisher sends the field again.
+	// featureRetry is how long after the API server has dropped a field the publisher sends it again.
 	featureRetry = time.Hour
 
 	requestTimeout = 30 * time.Second

@@ -24,8 +24,8 @@ func Resources(i Inventory, node string, records []claim.Record, now time.Time) 
 		counters: true}}.driverResources()
 }
 
-// Settings returns the VF settings for each allocation result of a claim, those of the claim before those of the class, or nil for
-// none. It fails if Prepare would refuse the claim. Each device must belong to a resource of this driver. Settings does no I/O.
+// Settings returns the VF settings for each allocation result of a claim, or nil for none; the claim overrides the class. It fails if
+// Prepare would refuse the claim. Each device must belong to a resource of this driver. Settings does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	entries, err := readEntries(c)
 	if err != nil {

@@ -229,7 +229,7 @@ func (w *statusWriter) wantedStatus(r claim.Record, held []sriov.Holding, had bo
 	return list
 }
 
-// deviceStatus returns the status of a device. The argument `h` is the attachment of the device, or nil if no pod has the device.
+// deviceStatus returns the status of a device. h is its attachment, or nil if no pod has the device.
 func (i Inventory) deviceStatus(d poddevices.Device, h *sriov.Holding) resourceapi.AllocatedDeviceStatus {
 	ready := metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Detached", Message: "no pod has the device",
 		LastTransitionTime: metav1.Now()}

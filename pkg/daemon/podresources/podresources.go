@@ -3,8 +3,8 @@
 // Package podresources asks the kubelet which devices pods have, by its PodResources API. The device plugin links it, and so does the
 // program that the sriov plugin starts while the device plugin does not answer.
 //
-// The kubelet identifies a pod by its namespace and name, which an earlier pod may have had, too. The checkpoint of its device manager has
-// the devices by the UID of the pod, so Ask compares both.
+// The kubelet identifies a pod by namespace and name, which an earlier pod may have had, too. Ask therefore compares its answer with
+// the checkpoint of its device manager, which goes by the UID of the pod.
 package podresources
 
 import (

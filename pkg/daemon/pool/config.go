@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Policy determines which devices of a pool the function Prefer chooses if several devices are free.
+// Policy is which devices of a pool Prefer chooses if several are free.
 type Policy string
 
 // Values of Policy. For each policy, the comment of Prefer lists what the policy minimises.

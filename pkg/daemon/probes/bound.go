@@ -20,7 +20,7 @@ type openConns struct {
 	busy map[net.Conn]bool
 }
 
-// track is the function for the field ConnState of http.Server.
+// track is the ConnState of an http.Server.
 func (o *openConns) track(conn net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
