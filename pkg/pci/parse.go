@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// maxWord is the maximum length of a name in bytes, maxNodes that of NUMA nodes (the kernel's MAX_NUMNODES).
+// maxWord is the maximum length of a name in bytes, maxNodes the maximum number of NUMA nodes (the kernel's MAX_NUMNODES).
 const (
 	maxWord  = 128
 	maxNodes = 1024
