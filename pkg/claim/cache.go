@@ -17,17 +17,15 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// timestampMargin is the minimum age that a folder's modification time needs before the cache trusts it. If the modification time is
-// younger, a further change of the folder may leave it the same. The margin is much larger than the granularity of the kernel's file
-// timestamps, which is 1 to 10 ms.
+// timestampMargin is the age at which the cache trusts a folder's modification time. A change right after another may leave it the
+// same, because the kernel's file timestamps have a granularity of 1 to 10 ms.
 const timestampMargin = time.Second
 
 // maxState is the maximum size of the kubelet's file of claims in bytes.
 const maxState = 64 << 20
 
-// Cache reads the claim records of a folder and the kubelet's file of claims. A later read opens only those files that have changed. The
-// cache is needed because each ADD and each Prepare uses all of these files. Every writer replaces the whole file. Therefore, the cache
-// detects a changed file by its inode number, modification time or size.
+// Cache reads the claim records of a folder and the kubelet's file of claims, all of which each ADD and each Prepare uses. It opens
+// only those that have changed, by inode number, modification time or size: every writer replaces the whole file.
 type Cache struct {
 	folder, kubelet string
 
@@ -41,7 +39,7 @@ type Cache struct {
 	}
 }
 
-// recordFile holds the content and the file information of a claim record from the last read.
+// recordFile is a claim record as of the last read.
 type recordFile struct {
 	uid     string
 	info    fs.FileInfo
@@ -51,16 +49,15 @@ type recordFile struct {
 	err     error
 }
 
-// NewCache returns a cache for a folder of claim records. The folder may be missing. The argument kubelet is the root folder of the node's
-// kubelet, or "" if this folder is unknown.
+// NewCache returns a cache for a folder of claim records, which may be missing. kubelet is the root folder of the node's kubelet, or ""
+// if unknown.
 func NewCache(folder, kubelet string) *Cache { return &Cache{folder: folder, kubelet: kubelet} }
 
-// isSameFile reports whether two FileInfos describe the same file (inode), with the same modification time and size.
 func isSameFile(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// decode() parses the record at its first call, and not when the file is read, because an ADD needs only a few of the records.
+// decode parses the record at its first call and not at the read, because an ADD needs only a few of the records.
 func (f *recordFile) decode() (Record, error) {
 	if !f.decoded && f.err == nil {
 		f.record, f.err = decode(f.uid, f.data)
@@ -69,8 +66,8 @@ func (f *recordFile) decode() (Record, error) {
 	return f.record, f.err
 }
 
-// walkFiles calls take() for each record in the folder, in the order of the UIDs. walkFiles continues after an error and returns all
-// errors. The caller holds c.mu.
+// walkFiles calls take for each record in the folder, in the order of the UIDs. It continues after an error and returns all of them.
+// The caller holds c.mu.
 func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	errs := []error{c.refresh()}
 	for _, f := range c.files {
@@ -79,9 +76,8 @@ func (c *Cache) walkFiles(take func(*recordFile) error) error {
 	return errors.Join(errs...)
 }
 
-// refresh() reads those files in the folder that have changed. Every writer of a record replaces the file and thereby changes the
-// modification time of the folder. If the modification time of the folder has not changed, refresh() does not check the files. Directly
-// after a change, refresh() always checks the files, because a second change may leave the modification time of the folder the same.
+// refresh reads the files that have changed. Replacing a file changes the folder's modification time, so nothing is checked while that
+// stays the same, except directly after a change (see timestampMargin).
 func (c *Cache) refresh() error {
 	info, err := os.Stat(c.folder)
 	if isSameFile(c.seen, info) {
@@ -116,7 +112,7 @@ func (c *Cache) refresh() error {
 	return err
 }
 
-// readRecord reads the file of a claim record. If the file has not changed, readRecord returns the content from the last read.
+// readRecord reads a claim record, or returns the content from the last read if the file has not changed.
 func readRecord(dir *store.Dir, e fs.DirEntry, before []*recordFile) *recordFile {
 	info, _ := e.Info()
 	i, found := slices.BinarySearchFunc(before, e.Name(), func(f *recordFile, uid string) int { return strings.Compare(f.uid, uid) })
@@ -130,16 +126,15 @@ func readRecord(dir *store.Dir, e fs.DirEntry, before []*recordFile) *recordFile
 	return f
 }
 
-// Damaged returns the errors of those records that the last call of List could not read.
+// Damaged returns the errors of the records that the last List could not read.
 func (c *Cache) Damaged() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(c.damaged...)
 }
 
-// List returns the records of all claims, sorted by the UID of the claim. For an unreadable record, the list contains a placeholder record
-// with the known devices of the claim, and Damaged returns the error. If the devices of such a claim are unknown, List returns an error.
-// The caller must not change the returned records.
+// List returns the records of all claims, sorted by UID; callers must not change them. An unreadable record has a placeholder with the
+// claim's devices, and its error is in Damaged. If those devices are unknown, List fails.
 func (c *Cache) List() (list []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,8 +158,7 @@ func (c *Cache) List() (list []Record, err error) {
 	return list, err
 }
 
-// reservedFor returns the records of the claims that are reserved for a pod. reservedFor does not parse the records of other pods, because
-// a node may have many records.
+// reservedFor returns the records of the claims that are reserved for a pod. It parses no others, because a node may have many.
 func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,8 +175,8 @@ func (c *Cache) reservedFor(podUID string) (records []Record, err error) {
 	return records, err
 }
 
-// claimsOf returns the claims of a pod that have devices of this driver. If podUID is "", claimsOf returns the claims of all pods. claimsOf
-// returns the same errors as KubeletClaims.
+// claimsOf returns the claims with devices of this driver of a pod, or of all pods if podUID is "". Its errors are those of
+// KubeletClaims.
 func (c *Cache) claimsOf(podUID string) ([]KubeletClaim, error) {
 	path := stateFile(c.kubelet)
 	info, err := os.Stat(path)
@@ -222,6 +216,5 @@ func readState(path string) (string, error) {
 	return text, nil
 }
 
-// stateFile returns the path of the kubelet's file of claims. The argument kubelet is the root folder of the kubelet, such as
-// /var/lib/kubelet.
+// stateFile returns the path of the kubelet's file of claims below its root folder, such as /var/lib/kubelet.
 func stateFile(kubelet string) string { return filepath.Join(kubelet, "dra_manager_state") }

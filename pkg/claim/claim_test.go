@@ -23,7 +23,7 @@ import (
 
 const ours = `"sriov.podlace.io":{"Devices":[{"PoolName":"node1","DeviceName":"0000-3b-10-2","RequestNames":["nic"],"CDIDeviceIDs":null}]}`
 
-// stateEntry returns the entry of a claim in the kubelet's file, with its drivers and pods.
+// stateEntry returns the entry of a claim in the kubelet's file.
 func stateEntry(uid, name, drivers string, pods ...string) string {
 	set := map[string]struct{}{}
 	for _, p := range pods {
@@ -33,13 +33,12 @@ func stateEntry(uid, name, drivers string, pods ...string) string {
 	return fmt.Sprintf(`{"ClaimUID":%q,"ClaimName":%q,"Namespace":"shop","PodUIDs":%s,"DriverState":{%s}}`, uid, name, text, drivers)
 }
 
-// stateText returns the content of the kubelet's file with claims.
 func stateText(claims ...string) string {
 	return withChecksum(`{"kind":"DRACheckpoint","apiVersion":"` + stateVersion + `","ClaimInfoStateList":[` + strings.Join(claims,
 		",") + `]}`)
 }
 
-// withChecksum returns a text with its checksum in the format of the kubelet's file.
+// withChecksum returns a text with its checksum, in the format of the kubelet's file.
 func withChecksum(text string) string {
 	data, _ := json.Marshal(struct {
 		Data     string
@@ -48,7 +47,7 @@ func withChecksum(text string) string {
 	return string(data)
 }
 
-// newRecord returns a claim record with one device for each of the given requests.
+// newRecord returns a claim record with one device for each request.
 func newRecord(uid, namespace, name string, requests ...string) Record {
 	r := Record{State: Prepared, Writer: "v1", Reserved: []Consumer{{Resource: "pods", Name: "web-0", UID: "pod-" + uid}}}
 	for i, request := range requests {
@@ -59,7 +58,7 @@ func newRecord(uid, namespace, name string, requests ...string) Record {
 	return r
 }
 
-// newNode creates a folder with the given claim records, and a kubelet's root folder with the given file of claims.
+// newNode creates a folder of claim records, and a kubelet's root folder with a file of claims.
 func newNode(t *testing.T, file string, records ...Record) (folder, kubelet string) {
 	t.Helper()
 	kubelet = t.TempDir()
@@ -77,8 +76,7 @@ func newNode(t *testing.T, file string, records ...Record) (folder, kubelet stri
 	return folder, kubelet
 }
 
-// TestFind checks that Find returns the devices of a pod's claims, including a shared claim that was prepared for another pod. Pods without
-// claims get no devices.
+// TestFind checks that Find returns the devices of a pod's claims, also of a shared claim that was prepared for another pod.
 func TestFind(t *testing.T) {
 	shared, other := stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "other", ours, "third")
 	one, two := newRecord("c-1", "shop", "shared", "a", "b"), newRecord("c-2", "shop", "other", "c")
@@ -133,8 +131,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestDamaged corrupts the kubelet's file in many ways: each damaged copy of the file has one byte changed or removed. Find must never
-// treat a pod with a claim as a pod without claims.
+// TestDamaged changes or removes each byte of the kubelet's file in turn. Find must never take a pod with a claim for one without.
 func TestDamaged(t *testing.T) {
 	good := stateText(stateEntry("c-1", "shared", ours, "first"))
 	folder, kubelet := newNode(t, good, newRecord("c-1", "shop", "shared", "a"))
@@ -150,7 +147,7 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
-// TestUnreadable checks a claim whose record cannot be read. Find must return an error for each pod that may have a device of the claim.
+// TestUnreadable checks that Find fails for each pod that may have a device of a claim whose record cannot be read.
 func TestUnreadable(t *testing.T) {
 	folder, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	path := filepath.Join(folder, "c-1")
@@ -176,8 +173,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestStandIn checks that a claim with an unreadable record has exactly those devices that the record or the kubelet's file lists. If both
-// files are unreadable, the devices of the claim are unknown, and any device may belong to the claim.
+// TestStandIn checks that a claim with an unreadable record has exactly the devices that the record or the kubelet's file lists. If
+// both are unreadable, any device may belong to it.
 func TestStandIn(t *testing.T) {
 	const newer = `{"format":2,"state":"prepared","devices":[{"id":"0000:3b:10.0","resource":"example.com/fast"}]}`
 	noted := stateText(stateEntry("c-1", "shared", ours, "first"))
@@ -226,7 +223,6 @@ func TestStandIn(t *testing.T) {
 	}
 }
 
-// TestRecord checks that claim records can be written, read, listed, found by device, and removed.
 func TestRecord(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "run", "claims")
 	if records, err := List(folder); len(records) > 0 || err != nil {
@@ -283,7 +279,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestNotes checks that KubeletClaims returns all claims with devices of this driver, for all pods.
+// TestNotes checks that KubeletClaims returns the claims of all pods, but only those with devices of this driver.
 func TestNotes(t *testing.T) {
 	_, kubelet := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first", "second"), stateEntry("c-2", "gpu", `"gpu.example.com":{}`,
 		"third"),
@@ -318,7 +314,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// BenchmarkFind looks up a pod without claims, as the daemon does. The benchmark's node has 256 claims.
+// BenchmarkFind looks up a pod without claims on a node that has 256.
 func BenchmarkFind(b *testing.B) {
 	kubelet := b.TempDir()
 	var all []string
@@ -340,9 +336,8 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestCache changes the folder of claim records in many ways. TestCache also sets the modification time of the folder back by an hour.
-// After each change, the cache must return the same records as List and as a new cache. Each call of List must return an error if a record
-// is unreadable.
+// TestCache changes the folder of claim records in many ways, and sets its modification time back by an hour. After each change, the
+// cache must return what List and a new cache do, and fail if a record is unreadable.
 func TestCache(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")
 	c := NewCache(folder, t.TempDir())

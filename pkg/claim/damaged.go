@@ -12,13 +12,12 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// Damaged is the state of a placeholder for a record that cannot be read, for example because a newer version of the program wrote it. The
-// state Damaged is never written to a file. The placeholder has all devices that the record's file or the kubelet's file lists.
+// Damaged marks the placeholder of a record that cannot be read, for example because a newer version wrote it. It has all devices that
+// the record's file or the kubelet's file lists, and is never stored.
 const Damaged State = "damaged"
 
-// standIn returns a placeholder for an unreadable record, with all data that is known. The second result of standIn is false if the devices
-// of the claim are unknown. If neither the record's file nor the kubelet's file contains a device, the claim has no devices. This holds
-// because the kubelet writes its file before the driver prepares a claim.
+// standIn returns the placeholder of an unreadable record; ok is false if the claim's devices are unknown. If neither the record nor
+// the kubelet's file has a device, the claim has none, because the kubelet writes its file before the driver prepares a claim.
 func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 	r = Record{State: Damaged, Devices: f.readableDevices()}
 	notes, err := KubeletClaims(kubelet)
@@ -37,7 +36,7 @@ func (f *recordFile) standIn(kubelet string) (r Record, ok bool) {
 	return r, len(r.Devices) > 0
 }
 
-// readableDevices returns the devices that an invalid record contains. If any device in the record lacks an address, the result is empty.
+// readableDevices returns the devices of an invalid record, or none if any of them lacks an address.
 func (f *recordFile) readableDevices() []poddevices.Device {
 	var r Record
 	if json.Unmarshal(f.data, &r) != nil {
@@ -57,8 +56,7 @@ func (f *recordFile) readableDevices() []poddevices.Device {
 	return r.Devices
 }
 
-// deviceList returns the devices of the claim according to the kubelet's file. The PCI address of a device is derived from its name in the
-// ResourceSlice.
+// deviceList returns the claim's devices by the kubelet's file. Their PCI addresses come from their names in the ResourceSlice.
 func (n KubeletClaim) deviceList(uid string) (list []poddevices.Device) {
 	for _, d := range n.Devices {
 		parts := strings.Split(d.DeviceName, "-")

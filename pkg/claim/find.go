@@ -11,16 +11,15 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// Pod identifies a pod with the values that the runtime passes to a CNI plugin.
+// Pod identifies a pod by what the runtime passes to a CNI plugin.
 type Pod struct{ Namespace, Name, UID string }
 
-// Find returns the devices that a pod has through claims, including devices with administrative access. If Find returns an error, the pod
-// may have devices that Find could not determine. After an error, the caller must refuse to start the pod, because the pod must not start
-// without its devices.
+// Find returns the devices that a pod has through claims, including those with administrative access. After an error, the pod may have
+// devices that Find could not determine, so the caller must refuse to start it.
 //
-// The kubelet's file lists the claims of each pod. Find also uses the records of claims that are reserved for the pod. Find therefore
-// misses a device only if the kubelet's file and the claim record are both wrong. If the kubelet's file cannot be read, Find looks for
-// prepared claims in the pod's namespace. If the namespace has no prepared claim, the pod certainly has no claim.
+// Besides the kubelet's file, which lists the claims of each pod, Find reads the records that are reserved for the pod, and misses a
+// device only if both are wrong. If the kubelet's file cannot be read, a pod certainly has no claim if no claim is prepared in its
+// namespace.
 func (c *Cache) Find(pod Pod) (devices []poddevices.Device, err error) {
 	of, stateErr := c.claimsOf(pod.UID)
 	if pod.UID == "" {
@@ -61,8 +60,7 @@ func (c *Cache) Find(pod Pod) (devices []poddevices.Device, err error) {
 	return devices, nil
 }
 
-// checkNoClaims returns nil if a namespace has no prepared claim. If the namespace has a prepared claim, checkNoClaims returns an error
-// with the reason why the claims of the pod are unknown.
+// checkNoClaims returns nil if a namespace has no prepared claim. Otherwise its error says why the pod's claims are unknown.
 func (c *Cache) checkNoClaims(namespace string, reason error) error {
 	var found error
 	c.mu.Lock()
@@ -80,7 +78,7 @@ func (c *Cache) checkNoClaims(namespace string, reason error) error {
 	return found
 }
 
-// Split separates the devices of the given resources from all other devices. Split never returns nil.
+// Split separates the devices of the given resources from all others. It never returns nil.
 func Split(devices []poddevices.Device, resources []string) (of, others []poddevices.Device) {
 	of, others = []poddevices.Device{}, []poddevices.Device{}
 	for _, d := range devices {

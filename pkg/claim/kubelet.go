@@ -11,26 +11,26 @@ import (
 	"strings"
 )
 
-// stateVersion is the format version of the kubelet's file since Kubernetes 1.33. The file format is not a public API. The format is
-// defined in pkg/cli/kubelet/cm/dra/state of Kubernetes.
+// stateVersion is the format version of the kubelet's file since Kubernetes 1.33. The format is no public API;
+// pkg/cli/kubelet/cm/dra/state of Kubernetes defines it.
 const stateVersion = "checkpoint.dra.kubelet.k8s.io/v1"
 
-// KubeletClaim is a claim in the file of the kubelet.
+// KubeletClaim is a claim in the kubelet's file.
 type KubeletClaim struct {
 	UID, Namespace, Name string
 	Devices              []KubeletDevice // of this driver; empty before the claim is prepared
 }
 
-// KubeletDevice is a device of a claim, identified by its name in the ResourceSlice.
+// KubeletDevice is a device of a claim, by its name in the ResourceSlice.
 type KubeletDevice struct{ PoolName, DeviceName string }
 
 func (n KubeletClaim) String() string { return "claim " + n.Namespace + "/" + n.Name }
 
-// KubeletClaims returns all claims that have devices of this driver. KubeletClaims returns an error if the claims are unknown. The error is
-// fs.ErrNotExist (errors.Is) if the kubelet has not prepared a claim yet, or if the kubelet has another root folder.
+// KubeletClaims returns all claims that have devices of this driver. An error means that they are unknown; it is fs.ErrNotExist
+// (errors.Is) if the kubelet has not prepared a claim yet, or has another root folder.
 func KubeletClaims(kubelet string) ([]KubeletClaim, error) { return NewCache("", kubelet).claimsOf("") }
 
-// unwrap() returns the JSON text that the kubelet's file contains as a string. unwrap() verifies the checksum of that string.
+// unwrap returns the JSON text that the kubelet's file contains as a string, and verifies its checksum.
 func unwrap(data []byte) (string, error) {
 	var outer struct {
 		Data     *string
@@ -48,11 +48,10 @@ func unwrap(data []byte) (string, error) {
 	return *outer.Data, nil
 }
 
-// parseState returns the claims of a pod that have devices of this driver. If podUID is "", parseState returns the claims of all pods.
+// parseState returns the claims with devices of this driver of a pod, or of all pods if podUID is "".
 func parseState(text, podUID string) (of []KubeletClaim, err error) {
-	// parseState searches the text for the pod's UID before it parses the JSON. This search is safe because JSON never escapes the characters
-	// of a UID. The text search saves the time for parsing, because most pods have no claim. On a node with hundreds of claims, the JSON text
-	// has 100 kB.
+	// Searching for the UID saves parsing up to 100 kB of JSON for the many pods without a claim. It is safe because JSON never escapes
+	// the characters of a UID.
 	if strings.Contains(text, `"apiVersion":"`+stateVersion+`"`) && !strings.Contains(text, podUID) {
 		return nil, nil
 	}
@@ -81,8 +80,7 @@ func parseState(text, podUID string) (of []KubeletClaim, err error) {
 	return of, nil
 }
 
-// parseEntry parses the entry of one claim in the kubelet's file. The second result of parseEntry is false if the claim does not belong to
-// the pod or has no device of this driver.
+// parseEntry parses the entry of one claim. ok is false if the claim is not the pod's or has no device of this driver.
 func parseEntry(entry []byte, podUID string) (n KubeletClaim, ok bool, err error) {
 	var c struct {
 		ClaimUID, ClaimName, Namespace string

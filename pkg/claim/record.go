@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claim stores the results of Prepare for ResourceClaims of Dynamic Resource Allocation. The SR-IOV daemon writes one record for
-// each claim. Package claim also finds the devices that a pod has through claims. The package is kept small, because it is linked into a
-// CNI plugin.
+// Package claim stores what the SR-IOV daemon prepared for ResourceClaims of Dynamic Resource Allocation, one record for each claim,
+// and finds the devices that a pod has through claims. It is kept small, because a CNI plugin links it.
 //
-// The kubelet prepares a claim only once, even if many pods share the claim. The PodResources API of the kubelet omits a claim if no
-// container refers to the claim. Only the kubelet's file dra_manager_state lists the pods of each claim. The kubelet writes this file
-// before it creates the sandbox of a pod (see Find).
+// The kubelet prepares a claim only once even if many pods share it, and its PodResources API omits a claim that no container refers
+// to. Only its file dra_manager_state, which it writes before it creates a pod's sandbox, lists the pods of each claim (see Find).
 package claim
 
 import (
@@ -26,9 +24,9 @@ import (
 )
 
 const (
-	// Driver is the name of the DRA driver in ResourceSlices, DeviceClasses and claims.
+	// Driver is the DRA driver's name in ResourceSlices, DeviceClasses and claims.
 	Driver = "sriov.podlace.io"
-	// Folder is the path of the folder with the claim records. The name of a record's file is the UID of the claim.
+	// Folder holds the claim records, each in a file named after the claim's UID.
 	Folder = "/run/podlace-sriov/claims"
 
 	format = 1
@@ -38,56 +36,54 @@ const (
 type State string
 
 const (
-	// Preparing means that the devices are reserved for the claim, and their drivers may be changing.
+	// Preparing means that the devices are reserved for the claim, and that their drivers may be changing.
 	Preparing State = "preparing"
 	// Prepared means that pods of the claim may use the devices.
 	Prepared State = "prepared"
 )
 
-// Record is the result of Prepare for a claim. A claim's record exists until the kubelet unprepares the claim. The record must stay until
-// then, because the kubelet may create a pod's sandbox again without calling Prepare again.
+// Record is the result of Prepare for a claim. It exists until the kubelet unprepares the claim, because the kubelet may create a pod's
+// sandbox again without another Prepare.
 type Record struct {
 	Format int    `json:"format"`
 	Writer string `json:"writer,omitempty"` // version of the program that wrote the record
 	State  State  `json:"state"`
-	// Time is the creation time of the record.
+	// Time is when the record was created.
 	Time time.Time `json:"time"`
-	// Reserved lists the pods for which the claim was reserved when the record was written. More pods may have been added to the claim later.
+	// Reserved lists the pods for which the claim was reserved when the record was written. More may have been added since.
 	Reserved []Consumer `json:"reserved,omitempty"`
 	// Bound lists the devices that get another kernel driver for the claim.
 	Bound []Binding `json:"bound,omitempty"`
-	// Devices lists the devices of this driver that the claim has. A record has at least one device. The entries contain data about the claim
-	// but not about a pod.
+	// Devices lists the claim's devices of this driver, at least one. They hold data about the claim, not about a pod.
 	Devices []poddevices.Device `json:"devices"`
 }
 
-// Binding describes a device that gets another kernel driver while its claim is prepared.
+// Binding is a device that has another kernel driver while its claim is prepared.
 type Binding struct {
 	ID     string `json:"id"` // PCI address
 	Driver string `json:"driver"`
 	Former string `json:"former,omitempty"` // driver to restore; "" for none
 }
 
-// Consumer is a Kubernetes object for which a claim is reserved. The field Resource is usually "pods".
+// Consumer is a Kubernetes object for which a claim is reserved. Resource is usually "pods".
 type Consumer struct {
 	Resource string `json:"resource"`
 	Name     string `json:"name"`
 	UID      string `json:"uid"`
 }
 
-// Claim returns the claim that the record describes. The record must be valid.
+// Claim returns the claim of a valid record.
 func (r Record) Claim() poddevices.Claim { return *r.Devices[0].Claim }
 
-// String returns the claim's namespace and name for messages. The record r must be valid.
+// String returns the namespace and name of a valid record's claim for messages.
 func (r Record) String() string { return "claim " + r.Claim().Namespace + "/" + r.Claim().Name }
 
-// Has reports whether the claim owns a device. A claim that has only administrative access to a device does not own it.
+// Has reports whether the claim owns a device. Administrative access is no ownership.
 func (r Record) Has(id string) bool {
 	return slices.ContainsFunc(r.Devices, func(d poddevices.Device) bool { return d.ID == id && d.Claim != nil && !d.Claim.Admin })
 }
 
-// Pod returns the name of the pod for which the claim was reserved. Pod returns "" if the claim was reserved for several pods or for an
-// object that is not a pod.
+// Pod returns the name of the pod for which the claim was reserved, or "" if it was reserved for several pods or for something else.
 func (r Record) Pod() string {
 	if len(r.Reserved) == 1 && r.Reserved[0].Resource == "pods" {
 		return r.Reserved[0].Name
@@ -123,7 +119,7 @@ func (r Record) validate() error {
 	return nil
 }
 
-// decode() parses the record of a claim. The claim in the record must have the given UID.
+// decode parses the record of the claim with the given UID.
 func decode(uid string, data []byte) (r Record, err error) {
 	if err = json.Unmarshal(data, &r); err == nil {
 		err = r.validate()
@@ -137,7 +133,7 @@ func decode(uid string, data []byte) (r Record, err error) {
 	return r, nil
 }
 
-// Read returns the record of a claim. If the claim has no record, the error is fs.ErrNotExist (errors.Is).
+// Read returns the record of a claim, or fs.ErrNotExist (errors.Is) if it has none.
 func Read(folder, uid string) (Record, error) {
 	dir, err := store.Open(folder)
 	if err != nil {
@@ -151,8 +147,8 @@ func Read(folder, uid string) (Record, error) {
 	return decode(uid, data)
 }
 
-// List returns the records in a folder, sorted by the namespace and name of their claims. If List cannot read some of the records, the
-// error describes the unreadable records. The folder may be missing.
+// List returns the readable records in a folder, sorted by the namespace and name of their claims, and an error about the others. The
+// folder may be missing.
 func List(folder string) (records []Record, err error) {
 	err = NewCache(folder, "").walkFiles(func(f *recordFile) error {
 		r, err := f.decode()
@@ -168,7 +164,7 @@ func List(folder string) (records []Record, err error) {
 	return records, err
 }
 
-// MakeFolder creates the folder of claim records. The existence of the folder means that pods on this node may get devices through claims.
+// MakeFolder creates the folder of claim records. Its existence means that pods on this node may get devices through claims.
 func MakeFolder(folder string) error {
 	dir, err := store.Make(folder, 0o700)
 	if err != nil {
@@ -183,8 +179,8 @@ func InUse(folder string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Write stores a record, replaces the previous record of the claim, and syncs the file to disk. Write sets the format and the time of the
-// record if they are zero.
+// Write stores a record in place of the claim's previous one and syncs it to disk. It sets the record's format and time if they are
+// zero.
 func Write(folder string, r Record) error {
 	r.Format = format
 	if r.Time.IsZero() {
@@ -208,7 +204,7 @@ func Write(folder string, r Record) error {
 	return nil
 }
 
-// Remove deletes the record of a claim. Remove has no effect if the claim has no record.
+// Remove deletes the record of a claim. It is a no-op if there is none.
 func Remove(folder, uid string) error {
 	dir, err := store.Open(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -221,10 +217,9 @@ func Remove(folder, uid string) error {
 	return dir.Remove(uid)
 }
 
-// Holder returns the record of the claim that owns a device. If the claim's record is unreadable, Holder returns a placeholder with the
-// state Damaged. If no readable record has the device and the devices of an unreadable record are unknown, Holder returns an error. Holder
-// ignores claims that have only administrative access to the device. The argument kubelet is the root folder of the kubelet, or "" if this
-// folder is unknown.
+// Holder returns the record of the claim that owns a device, not counting administrative access, or a placeholder (see Damaged) if that
+// record is unreadable. It fails if no readable record has the device and an unreadable one has unknown devices. kubelet is the root
+// folder of the kubelet, or "" if unknown.
 func Holder(folder, kubelet, id string) (r Record, ok bool, err error) {
 	records, err := NewCache(folder, kubelet).List()
 	for _, r := range records {

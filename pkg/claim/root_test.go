@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestFailureKubeletRoot checks a configuration with a wrong root folder of the kubelet. A pod does not start if its namespace has a
-// prepared claim. Pods in other namespaces start. Claims with a record keep their devices.
+// TestFailureKubeletRoot configures a wrong root folder of the kubelet. Only pods in a namespace with a prepared claim may fail to
+// start, and claims with a record keep their devices.
 func TestFailureKubeletRoot(t *testing.T) {
 	folder, _ := newNode(t, stateText(stateEntry("c-1", "shared", ours, "first")), newRecord("c-1", "shop", "shared", "a"))
 	other := t.TempDir()

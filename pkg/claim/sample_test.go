@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestSample checks the record of format 1 with all keys in testdata/format1.json. Nodes have such records from released programs, so the
-// sample never changes. A record of this version has no other keys, or the format needs another number and a sample of its own.
+// TestSample checks testdata/format1.json, a record of format 1 with all keys. It never changes, because released programs left such
+// records on nodes: a further key needs a new format number with a sample of its own.
 func TestSample(t *testing.T) {
 	folder := t.TempDir()
 	sample, err := os.ReadFile("testdata/format1.json")
@@ -43,7 +43,7 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// fill gives each field of a record that is stored a value: its name, 1, or true.
+// fill gives each stored field of a record a value: its name, 1, or true.
 func fill(t *testing.T, v reflect.Value, name string) {
 	t.Helper()
 	if v.Type() == reflect.TypeFor[time.Time]() {

@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// Address is the PCI address of a PCI function. The address of a PCI function does not change when its driver or the namespace of its
-// interface changes. Use == to compare addresses. The zero value is not an address.
+// Address is the address of a PCI function, which stays the same when its driver or its interface's namespace changes. Compare with ==.
+// The zero value is not an address.
 type Address struct {
 	domain                uint32
 	bus, device, function uint8
 	valid                 bool
 }
 
-// ParseAddress parses an address in the format of sysfs. The format is domain:bus:device.function in hexadecimal digits, such as
-// 0000:3b:10.2. The domain normally has four digits. Behind Intel's Volume Management Device, the domain has more digits.
+// ParseAddress parses an address as in sysfs, domain:bus:device.function in hexadecimal digits, such as 0000:3b:10.2. The domain has
+// four digits, or more behind Intel's Volume Management Device.
 func ParseAddress(s string) (Address, error) {
 	domain, rest, _ := strings.Cut(s, ":")
 	bus, rest, _ := strings.Cut(rest, ":")
@@ -40,7 +40,7 @@ func ParseAddress(s string) (Address, error) {
 // IsValid reports whether the address is not the zero value.
 func (a Address) IsValid() bool { return a.valid }
 
-// String returns the address in the format of sysfs, or "" for the zero value.
+// String returns the address as in sysfs, or "" for the zero value.
 func (a Address) String() string {
 	if !a.valid {
 		return ""
@@ -53,7 +53,7 @@ func (a Address) Number() int64 {
 	return int64(a.domain)<<16 | int64(a.bus)<<8 | int64(a.device)<<3 | int64(a.function)
 }
 
-// Compare orders addresses by domain, bus, device and function. The zero value sorts before all addresses.
+// Compare orders addresses by domain, bus, device and function, with the zero value first.
 func (a Address) Compare(b Address) int {
 	if a.valid != b.valid {
 		return cmp.Compare(len(a.String()), len(b.String()))
@@ -65,7 +65,7 @@ func (a Address) Compare(b Address) int {
 // MarshalText returns the same text as String.
 func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText parses an address like ParseAddress. An empty text becomes the zero value.
+// UnmarshalText parses an address like ParseAddress, and an empty text as the zero value.
 func (a *Address) UnmarshalText(text []byte) (err error) {
 	if len(text) == 0 {
 		*a = Address{}

@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Timeouts for writes to files in sysfs. A write to sysfs may hang. For example, VFIO waits until the process that uses a PCI function has
-// closed its file.
+// Limits for writes to sysfs, which may hang: VFIO, for example, waits until the process that uses a PCI function has closed its file.
 const (
 	bindTimeout   = 30 * time.Second
 	resizeTimeout = 2 * time.Minute // a VF takes a fraction of a second
@@ -26,11 +25,10 @@ const (
 
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
-// Bind unbinds a VF from its current driver and binds it to the given driver, or to none for "". The kernel must already have loaded it.
-// Bind sets driver_override, so that no other matching driver can bind the VF. Bind is a no-op if the VF already has the driver. If Bind
-// cannot bind the new driver, it binds the previous driver again. The error also says whether the previous driver is bound again. Bind
-// stops when ctx ends, or after 30 s. Rebinding the previous driver can take another 30 s. Before Bind, the caller must ensure that no
-// program uses the VF.
+// Bind unbinds a VF from its driver and binds it to the given one, which must be loaded, or to none for "". It sets driver_override, so
+// that no other matching driver binds the VF, and is a no-op if the VF already has the driver. After a failure, it binds the previous
+// driver again, and the error says whether that worked. Bind stops when ctx ends or after 30 s, and going back can take another 30 s.
+// The caller ensures that no program uses the VF.
 func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	return withVFControl(ctx, sysfs, a, bindTimeout, func(ctx context.Context, c control) error {
 		if driver == "" {
@@ -43,10 +41,10 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	})
 }
 
-// Unbind unbinds a VF from its driver. Unbind is a no-op if the VF has no driver. Unbind stops when ctx ends, or after 30 s.
+// Unbind unbinds a VF from its driver. It is a no-op if the VF has none, and stops when ctx ends or after 30 s.
 func Unbind(ctx context.Context, sysfs string, a Address) error { return Bind(ctx, sysfs, a, "") }
 
-// The type control changes one PCI function through sysfs.
+// control changes one PCI function through sysfs.
 type control struct {
 	root    *os.Root
 	address Address
@@ -68,8 +66,8 @@ func withControl(ctx context.Context, sysfs string, a Address, limit time.Durati
 	return f(ctx, c)
 }
 
-// withVFControl does the same as withControl, but only for a VF. For any other PCI function, withVFControl returns an error. If a PF were
-// unbound, the kernel would delete its VFs, and the node could lose its network connection.
+// withVFControl is withControl for VFs, and refuses any other PCI function: unbinding a PF would delete its VFs and could cut the node
+// off its network.
 func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return withControl(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
@@ -86,7 +84,6 @@ func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Dura
 	})
 }
 
-// checkLoaded returns an error if the driver is not loaded.
 func (c control) checkLoaded(driver string) error {
 	if _, err := parseWord(driver); err != nil || strings.HasPrefix(driver, ".") || strings.Contains(driver, "/") {
 		return errors.New("want the name of a driver")
@@ -108,13 +105,13 @@ func (c control) bind(ctx context.Context, driver string) error {
 		return failed(err)
 	}
 	if err = c.changeDriver(ctx, driver); err == nil {
-		// Resetting driver_override does not unbind the VF, because the kernel uses driver_override only when it probes the PCI function.
+		// A reset of driver_override leaves the VF bound, because the kernel uses it only to probe the function.
 		if err = c.setOverride(ctx, override); err != nil {
 			return fmt.Errorf("%s is bound to %s: %w", c.address, driver, err)
 		}
 		return nil
 	}
-	// The code that undoes a failed bind needs its own context, because ctx may have ended.
+	// Undoing needs a context of its own, because ctx may have ended.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), bindTimeout)
 	defer cancel()
 	if back := c.restoreFormer(undo, former, override); back != nil {
@@ -139,8 +136,8 @@ func orNone(driver string) string {
 	return cmp.Or(driver, "no driver")
 }
 
-// changeDriver sets driver_override, unbinds the PCI function, and makes the kernel probe the PCI function. changeDriver also works if
-// sriov_drivers_autoprobe is 0. If sriov_drivers_autoprobe is 0, a write to the driver's file "bind" would fail.
+// changeDriver sets driver_override, unbinds the function and makes the kernel probe it, which works also if sriov_drivers_autoprobe is
+// 0. A write to the driver's "bind" would then fail.
 func (c control) changeDriver(ctx context.Context, driver string) error {
 	if err := c.setOverride(ctx, driver); err != nil {
 		return err
@@ -154,7 +151,6 @@ func (c control) changeDriver(ctx context.Context, driver string) error {
 	return c.awaitDriver(ctx, driver)
 }
 
-// unbindCurrent unbinds the PCI function from its driver.
 func (c control) unbindCurrent(ctx context.Context) error {
 	now, err := c.currentDriver()
 	if err != nil || now == "" {
@@ -166,7 +162,7 @@ func (c control) unbindCurrent(ctx context.Context) error {
 	return c.awaitDriver(ctx, "")
 }
 
-// currentDriver returns the driver to which the PCI function is bound, or "" if no driver is bound.
+// currentDriver returns the driver to which the function is bound, or "".
 func (c control) currentDriver() (string, error) {
 	name, err := readLink(c.root, c.folder+"/driver", "drivers")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -181,8 +177,7 @@ func (c control) currentDriver() (string, error) {
 	return name, nil
 }
 
-// currentOverride returns the value of driver_override, or "" if driver_override is not set. While driver_override is set, only the driver
-// with this name can bind the PCI function.
+// currentOverride returns driver_override, or "" if it is not set. If set, only the driver of this name can bind the function.
 func (c control) currentOverride() (string, error) {
 	name, err := readAttribute(c.root, c.folder+"/driver_override")
 	if name == "(null)" {
@@ -198,8 +193,8 @@ func (c control) setOverride(ctx context.Context, driver string) error {
 	return c.writeFile(ctx, c.folder+"/driver_override", driver)
 }
 
-// writeFile writes to a file below sysfs. A write to sysfs returns only after the kernel has made the change, and the write cannot be
-// interrupted. When ctx ends, writeFile returns although the write may still be running.
+// writeFile writes to a file below sysfs. The write returns only after the kernel's change and cannot be interrupted, so it may still
+// be running when writeFile returns because ctx has ended.
 func (c control) writeFile(ctx context.Context, file, value string) error {
 	return fault.Change(fmt.Sprintf("write %q to %s", value, file), func() error {
 		if ctx.Err() != nil {
@@ -216,8 +211,7 @@ func (c control) writeFile(ctx context.Context, file, value string) error {
 	})
 }
 
-// awaitDriver waits until the PCI function is bound to the driver. If the last argument is "", awaitDriver waits until no driver is bound
-// to the PCI function.
+// awaitDriver waits until the function is bound to the driver, or to none for "".
 func (c control) awaitDriver(ctx context.Context, driver string) error {
 	now := ""
 	err := waitUntil(ctx, func() (ok bool, err error) {
@@ -230,7 +224,7 @@ func (c control) awaitDriver(ctx context.Context, driver string) error {
 	return err
 }
 
-// waitUntil calls the given function repeatedly until it returns true or an error. After settleTime, waitUntil returns errNoEffect.
+// waitUntil calls `so` until it returns true or an error, or returns errNoEffect after settleTime.
 func waitUntil(ctx context.Context, so func() (bool, error)) error {
 	for end := time.Now().Add(settleTime); ; {
 		if ok, err := so(); ok || err != nil {

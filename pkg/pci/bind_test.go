@@ -22,7 +22,7 @@ const (
 	byNobody = "0000:3b:11.3"
 )
 
-// withFakeKernel returns a sysfs tree with a running fake kernel. In this tree, driver_override is not set for any PCI function.
+// withFakeKernel returns a sysfs tree with a running fake kernel and without any driver_override.
 func withFakeKernel(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	t.Helper()
 	sysfs = pcitest.Extract(t, "vfio")
@@ -31,7 +31,7 @@ func withFakeKernel(t *testing.T, k pcitest.Kernel) (sysfs string) {
 	return sysfs
 }
 
-// driverState returns the driver of a PCI function and its driver_override, separated by a comma.
+// driverState returns the driver of a function and its driver_override, separated by a comma.
 func driverState(t *testing.T, sysfs, a string) string {
 	t.Helper()
 	root, err := os.OpenRoot(sysfs)
@@ -63,14 +63,14 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// TestBindAgain checks that Bind writes no file if the PCI function already has the driver.
+// TestBindAgain checks that Bind writes no file if the function already has the driver.
 func TestBindAgain(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	must(t, os.RemoveAll(filepath.Join(sysfs, probeFile)), os.Remove(filepath.Join(pcitest.Folder(t, sysfs, byVFIO), "driver_override")))
 	must(t, Bind(t.Context(), sysfs, address(t, byVFIO), "vfio-pci"))
 }
 
-// TestBindRefused checks that Bind returns an error for an impossible request before it changes anything.
+// TestBindRefused checks that Bind refuses the impossible before it changes anything.
 func TestBindRefused(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	for driver, want := range map[string]string{
@@ -94,7 +94,7 @@ func TestBindRefused(t *testing.T) {
 	}
 }
 
-// failBind calls Bind with a short timeout and returns its error. The test fails if Bind succeeds.
+// failBind calls Bind with a short timeout and returns its error, which the test requires.
 func failBind(t *testing.T, sysfs, vf, driver string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // the fake kernel may be slow on a busy machine
@@ -106,7 +106,7 @@ func failBind(t *testing.T, sysfs, vf, driver string) string {
 	return err.Error()
 }
 
-// TestBindFails checks that Bind binds the previous driver again if the new driver does not accept the PCI function.
+// TestBindFails checks that Bind goes back to the previous driver if the new one does not accept the function.
 func TestBindFails(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{Failing: []string{"vfio-pci"}})
 	err := failBind(t, sysfs, byKernel, "vfio-pci")
@@ -125,7 +125,7 @@ func TestBindFails(t *testing.T) {
 	}
 }
 
-// TestBindFailsTwice checks the error of Bind if neither the new driver nor the previous driver accepts the PCI function.
+// TestBindFailsTwice has neither the new nor the previous driver accept the function.
 func TestBindFailsTwice(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{Failing: []string{"vfio-pci", "iavf"}})
 	if err := failBind(t, sysfs, byKernel, "vfio-pci"); !strings.Contains(err,
@@ -137,7 +137,7 @@ func TestBindFailsTwice(t *testing.T) {
 	}
 }
 
-// TestBindInUse checks that a failed Bind resets driver_override if the current driver does not release the PCI function.
+// TestBindInUse checks that Bind resets driver_override if the current driver does not release the function.
 func TestBindInUse(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{Stuck: []string{"vfio-pci"}})
 	if err := failBind(t, sysfs, byVFIO, "iavf"); !strings.Contains(err, "wait for no driver, have vfio-pci: ") ||
@@ -149,8 +149,7 @@ func TestBindInUse(t *testing.T) {
 	}
 }
 
-// TestBindNoWrite checks that the error of Bind contains the path of a file that cannot be written. TestBindNoWrite also checks that the
-// PCI function keeps its driver.
+// TestBindNoWrite checks that an unwritable file is in the error, and that the function keeps its driver.
 func TestBindNoWrite(t *testing.T) {
 	for _, file := range []string{"bus/pci/drivers/iavf/unbind", "bus/pci/devices/" + byKernel + "/driver_override"} {
 		sysfs := withFakeKernel(t, pcitest.Kernel{})
@@ -168,7 +167,7 @@ func TestBindNoWrite(t *testing.T) {
 	}
 }
 
-// TestBindOverride checks that Bind restores a value of driver_override that an administrator set before.
+// TestBindOverride checks that Bind restores the driver_override that an administrator has set.
 func TestBindOverride(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	pcitest.Set(t, sysfs, byVFIO, "driver_override", "vfio-pci")
@@ -223,8 +222,8 @@ func TestUnbind(t *testing.T) {
 	}
 }
 
-// TestBindGone checks that currentDriver returns fs.ErrNotExist for a PCI function that was removed. The result "" would be wrong, because
-// "" means that the PCI function exists but has no driver.
+// TestBindGone checks that currentDriver returns fs.ErrNotExist for a removed function, because "" would mean that it exists without a
+// driver.
 func TestBindGone(t *testing.T) {
 	sysfs := pcitest.Extract(t, "vfio")
 	root, err := os.OpenRoot(sysfs)
@@ -236,8 +235,8 @@ func TestBindGone(t *testing.T) {
 	}
 }
 
-// TestBindBackToNone checks restoreFormer for a PCI function that had no driver before. If a bind succeeds only after the deadline,
-// restoreFormer must unbind the PCI function.
+// TestBindBackToNone checks restoreFormer where there was no driver: it must unbind the function if a bind succeeds only after the
+// deadline.
 func TestBindBackToNone(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	root, err := os.OpenRoot(sysfs)
@@ -250,8 +249,8 @@ func TestBindBackToNone(t *testing.T) {
 	}
 }
 
-// TestBindVFsOnly (S-36) checks that Bind, Unbind and ResetFunction reject a PF. The three functions also reject any PCI function whose
-// link physfn is invalid. TestBindVFsOnly also checks that the PCI functions keep their drivers.
+// TestBindVFsOnly checks that Bind, Unbind and ResetFunction refuse a PF, and any function whose link physfn is invalid, and that all
+// keep their drivers.
 func TestBindVFsOnly(t *testing.T) {
 	const pf = "0000:3b:00.0"
 	sysfs := withFakeKernel(t, pcitest.Kernel{})

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pci reads the network cards of a machine from sysfs: physical functions (PF) and virtual functions (VF) with their NUMA nodes,
-// drivers and other properties. Package pci identifies each PCI function by its PCI address. Package pci does not identify PCI functions by
-// their interfaces, because an interface may be in a pod.
+// Package pci reads the network cards of a machine from sysfs: physical functions (PF) and virtual functions (VF) with their NUMA
+// nodes, drivers and other properties. It identifies a function by its PCI address, because its interface may be in a pod.
 package pci
 
 import (
 	"slices"
 )
 
-// Unknown is the value of NUMANode, IOMMUGroup or VFIndex if the kernel does not report this property.
+// Unknown is the NUMANode, IOMMUGroup or VFIndex that the kernel does not report.
 const Unknown = -1
 
-// The kernel reports the link type as the hardware type of an interface (ARPHRD_*).
+// Link types by the hardware type of an interface (ARPHRD_*).
 const (
 	Ether      = "ether"
 	InfiniBand = "infiniband"
@@ -38,24 +37,23 @@ type Device struct {
 	RDMAFiles  []string `json:"rdmaFiles,omitempty"`  // their files below /dev: infiniband/uverbs0
 	UIO        []string `json:"uio,omitempty"`        // files below /dev: uio0
 
-	// Fields of a VF.
+	// Of a VF.
 	PF      Address `json:"pf,omitzero"` // the zero value for all others
 	VFIndex int     `json:"vfIndex"`     // by the PF's virtfnN; Unknown for all others
 
-	// Fields of a PF.
+	// Of a PF.
 	TotalVFs int `json:"totalVFs,omitempty"` // maximum number of VFs
 	NumVFs   int `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
 
-	// The following fields are set only if the interface of the PCI function is in this network namespace. If the interface of a VF is in
-	// another network namespace, use the fields of the PF.
+	// The fields below are set only if the function's interface is in this network namespace. For a VF whose interface is elsewhere,
+	// use those of its PF.
 	Carrier  bool     `json:"carrier,omitempty"`  // of one interface at least
 	Down     []string `json:"down,omitempty"`     // interfaces without carrier
 	SwitchID string   `json:"switchID,omitempty"` // phys_switch_id of a card in switchdev mode
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
-	// Unreadable contains the name of an existing file that could not be read, and the reason. Unreadable is "" if Scan could read all
-	// files of the device. Do not use a device if one of its files was unreadable.
+	// Unreadable is the name of an existing file that could not be read, with the reason, or "". Do not use a device with such a file.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
@@ -69,7 +67,7 @@ type Node struct {
 	Distance []int  `json:"distance"` // to each node, in the order of Snapshot.Nodes (ACPI SLIT: 10 is local)
 }
 
-// Snapshot is the immutable result of one scan of the machine's network cards.
+// Snapshot is the immutable result of one scan.
 type Snapshot struct {
 	Devices []Device `json:"devices"` // sorted by address
 	Nodes   []Node   `json:"nodes"`   // online nodes, sorted by ID

@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/fault"
 )
 
-// Numbers of ethtool requests from linux/sockios.h and linux/ethtool.h, and the sizes of their structures. Linux defines 64 features of
-// interfaces.
+// Numbers and structure sizes of ethtool requests, from linux/sockios.h and linux/ethtool.h. Linux has 64 features of interfaces.
 const (
 	siocEthtool = 0x8946
 
@@ -55,14 +54,14 @@ type (
 	}
 )
 
-// The type featureSocket reads and changes the features of one interface.
+// featureSocket reads and changes the features of one interface.
 type featureSocket struct {
 	fd     int
 	ifname string
 	names  []string // by feature number, "" for one that this kernel does not have
 }
 
-// openFeatures opens a featureSocket for an interface. openFeatures returns syscall.EOPNOTSUPP if the kernel does not report features.
+// openFeatures opens a featureSocket, or returns syscall.EOPNOTSUPP if the kernel does not report features.
 func openFeatures(ifname string) (*featureSocket, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -111,7 +110,6 @@ func (s *featureSocket) readNames() error {
 	return nil
 }
 
-// enabled() returns the names of the enabled features.
 func (s *featureSocket) enabled() ([]string, error) {
 	had := hadFeatures{command: getFeatures, blocks: maxBlocks}
 	if err := s.call(unsafe.Pointer(&had)); err != nil {
@@ -126,8 +124,7 @@ func (s *featureSocket) enabled() ([]string, error) {
 	return on, nil
 }
 
-// switchFeatures enables or disables features of the interface. For each feature in the list, switchFeatures calls the given function: the
-// result true enables the feature, and false disables it.
+// switchFeatures enables each feature in the list for which `on` returns true, and disables the others in it.
 func (s *featureSocket) switchFeatures(names []string, on func(name string) bool) error {
 	want := wantedFeatures{command: setFeatures, blocks: uint32(len(s.names)+31) / 32}
 	for i, name := range s.names {
@@ -141,8 +138,8 @@ func (s *featureSocket) switchFeatures(names []string, on func(name string) bool
 	return s.call(unsafe.Pointer(&want))
 }
 
-// Features returns the names of the enabled features of an interface, sorted. "ethtool -k" shows the same names. Features returns an empty
-// list if the kernel does not report features.
+// Features returns the enabled features of an interface by the names of "ethtool -k", sorted, or none if the kernel does not report
+// them.
 func Features(ifname string) (on []string, err error) {
 	s, err := openFeatures(ifname)
 	if errors.Is(err, syscall.EOPNOTSUPP) {
@@ -159,8 +156,8 @@ func Features(ifname string) (on []string, err error) {
 	return on, nil
 }
 
-// SetFeatures enables exactly the given features of an interface and disables all others. If the driver cannot switch a feature, the
-// feature stays unchanged and SetFeatures returns no error.
+// SetFeatures enables exactly the given features and disables all others. One that the driver cannot switch stays as it is without an
+// error.
 func SetFeatures(ifname string, on []string) error {
 	s, err := openFeatures(ifname)
 	if err != nil {

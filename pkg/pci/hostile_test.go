@@ -18,8 +18,7 @@ import (
 
 const spoiledVF = "0000:3b:11.0"
 
-// scanDamaged calls f, which writes invalid data into the files of a VF in a sysfs tree. After that, scanDamaged scans the tree and returns
-// the result for this VF. scanDamaged fails the test if the scan result of another device changes.
+// scanDamaged scans a sysfs tree after f has damaged the files of a VF in it, and returns that VF. The other devices must not change.
 func scanDamaged(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	t.Helper()
 	sysfs := pcitest.Extract(t, "in-pods")
@@ -46,7 +45,7 @@ func scanDamaged(t *testing.T, f func(sysfs, vf string)) (Device, bool) {
 	return after.Device(address(t, spoiledVF))
 }
 
-// TestScanGarbage checks that Unreadable contains the file and the reason if an attribute has an invalid value.
+// TestScanGarbage checks that Unreadable has the file and the reason if an attribute is invalid.
 func TestScanGarbage(t *testing.T) {
 	for _, c := range []struct{ file, value, want string }{
 		{"numa_node", "banana", `numa_node: want a number, have "banana"`},
@@ -88,8 +87,8 @@ func TestScanGarbage(t *testing.T) {
 	}
 }
 
-// TestScanOddFiles checks that Scan rejects an attribute that is no file. A FIFO in place of a folder must not block Scan, and Scan must
-// not follow a symlink out of the tree.
+// TestScanOddFiles checks that Scan rejects an attribute that is no file, does not block on a FIFO in place of a folder, and does not
+// follow a symlink out of the tree.
 func TestScanOddFiles(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
 	must(t, os.WriteFile(outside, []byte("0x8086\n"), 0o600))
@@ -122,7 +121,7 @@ func TestScanOddFiles(t *testing.T) {
 	}
 }
 
-// TestScanOddDevices checks that Scan skips a PCI function whose entry in sysfs is not a folder.
+// TestScanOddDevices checks that Scan skips a function whose entry is not a folder.
 func TestScanOddDevices(t *testing.T) {
 	for name, f := range map[string]func(path string) error{
 		"nowhere": func(path string) error { return os.Symlink("../../../devices/pci0000:ff/0000:ff:00.0", path) },
@@ -147,12 +146,11 @@ func TestScanOddDevices(t *testing.T) {
 	}
 }
 
-// TestScanIOError checks that the field Unreadable contains a read error. TestScanIOError also checks that Scan still reads the other files
-// of the device.
+// TestScanIOError checks that Unreadable has a read error, and that Scan still reads the device's other files.
 func TestScanIOError(t *testing.T) {
 	d, ok := scanDamaged(t, func(_, vf string) {
-		// The bind mount replaces the file by /proc/self/mem. A read from this file fails with EIO, because nothing is mapped at address 0 of
-		// this process.
+		// A read of /proc/self/mem, which the bind mount puts in place of the file, fails with EIO because nothing is mapped at address
+		// 0.
 		path := filepath.Join(vf, "numa_node")
 		must(t, syscall.Mount("/proc/self/mem", path, "", syscall.MS_BIND, ""))
 		t.Cleanup(func() { must(t, syscall.Unmount(path, 0)) })
@@ -162,7 +160,7 @@ func TestScanIOError(t *testing.T) {
 	}
 }
 
-// TestFolderFail checks that noteError stores the first error. noteError must ignore errors that only mean that a value is missing.
+// TestFolderFail checks that noteError keeps the first error, and ignores those that only mean that a value is missing.
 func TestFolderFail(t *testing.T) {
 	for err, want := range map[error]string{
 		syscall.EIO: "numa_node: input/output error", syscall.EACCES: "numa_node: permission denied",
@@ -197,7 +195,7 @@ func TestScanOddNodes(t *testing.T) {
 	}{
 		{"online", "0-1", near},
 		{"online", "0", unknown[:1]},
-		{"online", "0-1,5", unknown}, // node 5 goes offline during the scan: there are three distances
+		{"online", "0-1,5", unknown}, // node 5 goes offline during the scan, so there are three distances
 		{"online", "0,2", unknown[:1]},
 		{"online", "0-4294967295", []Node{}},
 		{"online", "0-2000", []Node{}},
@@ -223,7 +221,7 @@ func TestScanOddNodes(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that, for any attribute, each parser returns a plausible value or an error with one line of ASCII text.
+// FuzzParse checks that each parser returns a plausible value or an error of one line of ASCII text.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"0x8086", "0x020000", "-1", "0", "1", "0-1,4", "10 21", "0-15,32-47", "TOTAL_ERR_FATAL 3\n", "pf0vf3",
 		"virtfn12", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "\xff\x00", ""} {

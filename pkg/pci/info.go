@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// infoVersion is the version of the device information specification (k8snetworkplumbingwg/device-info-spec).
+// infoVersion is the version of k8snetworkplumbingwg/device-info-spec.
 const infoVersion = "1.1.0"
 
 type deviceInfo struct {
@@ -21,8 +21,7 @@ type deviceInfo struct {
 	} `json:"pci"`
 }
 
-// Info returns the document that describes the device in the format of the device information specification. The argument of Info is the
-// path of the vhost-net device, or "".
+// Info returns the device as a document of the device information specification. vhostNet is the path of the vhost-net device, or "".
 func (d Device) Info(vhostNet string) []byte {
 	info := deviceInfo{Type: "pci", Version: infoVersion}
 	info.PCI.Address, info.PCI.VhostNet, info.PCI.RDMA = d.Address.String(), vhostNet, strings.Join(d.RDMA, ",")

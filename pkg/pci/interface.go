@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// addInterfaces reads the interfaces that the PCI function has in this network namespace, except the representors of its VFs.
+// addInterfaces reads the function's interfaces in this network namespace, except the representors of its VFs.
 func (s *scanner) addInterfaces(d *Device, f *folder) {
 	for _, dir := range interfaceFolders(f) {
 		names, err := listFolder(f.Root, dir)
@@ -17,8 +17,7 @@ func (s *scanner) addInterfaces(d *Device, f *folder) {
 	}
 }
 
-// interfaceFolders returns the folders that contain interfaces: the folder "net" of the PCI function, and the folder "net" of its virtio
-// device.
+// interfaceFolders returns the folders with interfaces: "net" of the function and "net" of its virtio device.
 func interfaceFolders(f *folder) (dirs []string) {
 	for _, name := range f.names {
 		switch {

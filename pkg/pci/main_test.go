@@ -26,8 +26,7 @@ func mustScan(t testing.TB, sysfs string) *Snapshot {
 	return s
 }
 
-// differences() returns the addresses of the devices that differ between two snapshots. If the NUMA nodes of the snapshots differ, the list
-// also contains "nodes".
+// differences returns the addresses of the devices that differ between two snapshots, and "nodes" if their NUMA nodes differ.
 func differences(from, to *Snapshot) (what []string) {
 	for _, s := range [][2]*Snapshot{{from, to}, {to, from}} {
 		for _, d := range s[0].Devices {

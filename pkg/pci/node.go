@@ -13,7 +13,7 @@ func (n Node) CPUList() []int {
 	return list
 }
 
-// scanNodes reads the online NUMA nodes. On a kernel without NUMA, scanNodes returns an empty list.
+// scanNodes reads the online NUMA nodes. A kernel without NUMA has none.
 func scanNodes(root *os.Root) []Node {
 	nodes := []Node{}
 	online, err := readAttribute(root, nodesFolder+"/online")
@@ -31,7 +31,7 @@ func scanNodes(root *os.Root) []Node {
 			f.Close()
 		}
 	}
-	// If the number of distances differs from the number of nodes, scanNodes cannot use the distances.
+	// Distances are useless if their number is not that of the nodes.
 	for i := range nodes {
 		if len(nodes[i].Distance) != len(ids) || len(nodes) != len(ids) {
 			nodes[i].Distance = nil

@@ -9,9 +9,9 @@ import (
 	"strconv"
 )
 
-// SetNumVFs changes the number of VFs of a PF to n. SetNumVFs first removes all existing VFs, because the kernel requires this. Before
-// SetNumVFs, the caller must ensure that no program uses a VF of this PF. SetNumVFs is a no-op if the PF already has n VFs. SetNumVFs
-// returns an error if sriov_numvfs is already n but the PF has more VFs. SetNumVFs stops when ctx ends, or after two minutes.
+// SetNumVFs changes the number of VFs of a PF to n, after removing all existing ones as the kernel requires. The caller ensures that no
+// program uses them. It is a no-op if the PF already has n VFs, and an error if sriov_numvfs is n but the PF has more. SetNumVFs stops
+// when ctx ends or after two minutes.
 func SetNumVFs(ctx context.Context, sysfs string, pf Address, n int) error {
 	return withControl(ctx, sysfs, pf, resizeTimeout, func(ctx context.Context, c control) error {
 		if err := c.resize(ctx, n); err != nil {
@@ -53,8 +53,7 @@ func (c control) resize(ctx context.Context, n int) error {
 	return err
 }
 
-// checkCounts returns an error if the PF has more than n VFs. The argument n is the current value of sriov_numvfs. If SetNumVFs wrote the
-// same number to sriov_numvfs again, the kernel would not remove the extra VFs.
+// checkCounts returns an error if the PF has more VFs than sriov_numvfs, n. Writing the same number again would not remove them.
 func (c control) checkCounts(n int) error {
 	s, err := Scan(c.root.Name())
 	if err != nil {
@@ -66,7 +65,7 @@ func (c control) checkCounts(n int) error {
 	return nil
 }
 
-// setNumVFs writes n to sriov_numvfs and waits until sysfs contains the PF's links to n VFs.
+// setNumVFs writes n to sriov_numvfs and waits until the PF has links to n VFs.
 func (c control) setNumVFs(ctx context.Context, n int) error {
 	if err := c.writeFile(ctx, c.folder+"/sriov_numvfs", strconv.Itoa(n)); err != nil {
 		return err

@@ -55,8 +55,8 @@ func TestSetNumVFsRefused(t *testing.T) {
 	}
 }
 
-// TestSetNumVFsFails checks that SetNumVFs waits until the context ends if the kernel does not react. The error of SetNumVFs contains the
-// current number of VFs.
+// TestSetNumVFsFails checks that SetNumVFs waits for a kernel that does not react until the context ends, and then reports the current
+// number of VFs.
 func TestSetNumVFsFails(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -72,7 +72,7 @@ func TestSetNumVFsFails(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted checks that SetNumVFs returns an error and changes nothing if the PF has more VFs than sriov_numvfs says.
+// TestNumVFsContradicted checks that SetNumVFs changes nothing if the PF has more VFs than sriov_numvfs says.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	must(t, os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, firstPF), "sriov_numvfs"), []byte("0\n"), 0o600))
@@ -86,9 +86,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestLife creates VFs, binds one of them to vfio-pci and back, and removes all VFs. TestLife uses a fake sysfs tree. If PODLACE_PF
-// contains the address of a real PF (such as 0000:21:00.0), TestLife also uses this PF. During the test, no virtual machine or other
-// program may use the PF in PODLACE_PF.
+// TestLife creates VFs, binds one to vfio-pci and back, and removes them all: in a fake sysfs, and also on the PF whose address is in
+// PODLACE_PF (such as 0000:21:00.0), which no other program may use meanwhile.
 func TestLife(t *testing.T) {
 	t.Run("tree", func(t *testing.T) {
 		sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})

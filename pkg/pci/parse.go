@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// maxWord is the maximum length of a name in bytes. maxNodes is the maximum number of NUMA nodes (MAX_NUMNODES of the kernel).
+// maxWord is the maximum length of a name in bytes, maxNodes the maximum number of NUMA nodes (the kernel's MAX_NUMNODES).
 const (
 	maxWord  = 128
 	maxNodes = 1024
 	maxCPUs  = 8192 // the largest NR_CPUS of the kernel
 )
 
-// parseWord returns an error for text that is not a single word of printable ASCII characters, because such text could garble a log.
+// parseWord refuses text that is not one word of printable ASCII, because it could garble a log.
 func parseWord(s string) (string, error) {
 	if len(s) > maxWord || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return "", fmt.Errorf("want one word, have %+.80q", s)
@@ -24,7 +24,7 @@ func parseWord(s string) (string, error) {
 	return s, nil
 }
 
-// parseID parses the ID of a vendor or product in the format of sysfs, such as 0x8086.
+// parseID parses a vendor or product ID as in sysfs, such as 0x8086.
 func parseID(s string) (string, error) {
 	n, err := parseHex(s, 16)
 	return fmt.Sprintf("%04x", n), err
@@ -44,13 +44,13 @@ func parseHex(s string, bits int) (uint64, error) {
 	return n, nil
 }
 
-// parseNode parses the number of a NUMA node or IOMMU group. parseNode returns Unknown for negative numbers.
+// parseNode parses the number of a NUMA node or IOMMU group; a negative one is Unknown.
 func parseNode(s string) (int, error) {
 	n, err := parseNumber(s)
 	return max(n, Unknown), err
 }
 
-// parseNumber parses a number of at most 32 bits. It returns Unknown with an error.
+// parseNumber parses a number of at most 32 bits. With an error it returns Unknown.
 func parseNumber(s string) (int, error) {
 	n, err := strconv.ParseInt(s, 10, 33)
 	if err != nil {
@@ -59,7 +59,6 @@ func parseNumber(s string) (int, error) {
 	return int(n), nil
 }
 
-// parseCount parses a non-negative number.
 func parseCount(s string) (int, error) {
 	n, err := parseNumber(s)
 	if err != nil || n < 0 || n > math.MaxInt32 {
@@ -75,14 +74,13 @@ func parseCarrier(s string) (bool, error) {
 	return s == "1", nil
 }
 
-// parseLinkType parses the hardware type of an interface (ARPHRD_*). parseLinkType returns "" for types other than Ether and InfiniBand.
+// parseLinkType parses the hardware type of an interface (ARPHRD_*); types other than Ether and InfiniBand become "".
 func parseLinkType(s string) (string, error) {
 	n, err := parseCount(s)
 	return map[int]string{1: Ether, 32: InfiniBand}[n], err
 }
 
-// parseErrors returns the total number of errors in aer_dev_fatal or aer_dev_nonfatal. The file aer_dev_fatal has a line such as
-// "TOTAL_ERR_FATAL 3".
+// parseErrors returns the total of aer_dev_fatal or aer_dev_nonfatal, which is in a line such as "TOTAL_ERR_FATAL 3".
 func parseErrors(s string) (uint64, error) {
 	for line := range strings.Lines(s) {
 		if fields := strings.Fields(line); len(fields) == 2 && strings.HasPrefix(fields[0], "TOTAL_ERR_") {
@@ -127,8 +125,8 @@ func parseList(s string, limit int) (list []int, err error) {
 	return list, nil
 }
 
-// parseRoot returns the root of the PCI hierarchy from the sysfs path of a PCI function. For
-// ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0, parseRoot returns pci0000:3a.
+// parseRoot returns the root of the PCI hierarchy in the sysfs path of a function, such as pci0000:3a of
+// ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
 func parseRoot(target string) string {
 	_, rest, _ := strings.Cut(target, "/")
 	for part, rest, isFolder := strings.Cut(rest, "/"); isFolder; part, rest, isFolder = strings.Cut(rest, "/") {
@@ -140,7 +138,7 @@ func parseRoot(target string) string {
 	return ""
 }
 
-// parseVF returns the index of a VF from the name of the PF's link to the VF, such as virtfn2.
+// parseVF returns the index in the name of a PF's link to a VF, such as virtfn2.
 func parseVF(name string) (index int, ok bool) {
 	digits, ok := strings.CutPrefix(name, "virtfn")
 	index, err := strconv.Atoi(digits)
@@ -150,14 +148,13 @@ func parseVF(name string) (index int, ok bool) {
 	return index, true
 }
 
-// isRepresentor reports whether phys_switch_id and phys_port_name belong to a representor: an interface of the card's switch that
-// represents a PF, VF or subfunction. Otherwise, phys_switch_id and phys_port_name belong to the interface of the PF. Older drivers use the
-// number of the VF as the port name.
+// isRepresentor reports whether phys_switch_id and phys_port_name are those of a representor, an interface of the card's switch that
+// stands for a PF, VF or subfunction, and not of the PF's own interface. Older drivers take the VF's number as port name.
 func isRepresentor(switchID, port string) bool {
 	return isFunctionPort(port) || switchID != "" && port != "" && !isUplinkPort(port)
 }
 
-// isUplinkPort reports whether a port name is the name of a physical port, such as p0, or of one part of a split port, such as p0s1
+// isUplinkPort reports whether a port name is that of a physical port, such as p0, or of a part of a split one, such as p0s1
 // (devlink-port(8)).
 func isUplinkPort(port string) bool {
 	rest, ok := cutNumbered(port, "p")
@@ -167,8 +164,7 @@ func isUplinkPort(port string) bool {
 	return ok && rest == ""
 }
 
-// isFunctionPort reports whether a port name is the name of the representor of a PF, VF or subfunction of any controller, such as pf0vf3 or
-// c1pf0sf88.
+// isFunctionPort reports whether a port name is that of a representor on any controller, such as pf0vf3 or c1pf0sf88.
 func isFunctionPort(port string) bool {
 	if rest, ok := cutNumbered(port, "c"); ok {
 		port = rest
@@ -183,8 +179,7 @@ func isFunctionPort(port string) bool {
 	return ok && rest == ""
 }
 
-// cutNumbered returns the text that follows the prefix and a number. The second result of cutNumbered reports whether the text begins with
-// the prefix and a number.
+// cutNumbered returns what follows the prefix and a number in s; ok is false if s does not begin with them.
 func cutNumbered(s, prefix string) (rest string, ok bool) {
 	digits, ok := strings.CutPrefix(s, prefix)
 	rest = strings.TrimLeft(digits, "0123456789")

@@ -8,13 +8,12 @@ import (
 	"os"
 )
 
-// Read reads only the address, class, driver, interfaces and RDMA devices of one PCI function, and is therefore quick. If the PCI function
-// is a VF, Read also reads the PF. For a PCI function that is not a VF, the second result of Read is the zero value. Read does not read the
-// number of VFs, the IOMMU group, files below /dev, or the state of interfaces such as speed and MTU. Read returns fs.ErrNotExist if the
-// PCI function does not exist or is not a network card.
+// Read reads the address, class, driver, interfaces and RDMA devices of one PCI function, and of its PF if it is a VF; pf is the zero
+// value otherwise. To be quick, it omits the number of VFs, the IOMMU group, files below /dev, and the state of interfaces such as
+// speed and MTU. It returns fs.ErrNotExist if the function does not exist or is not a network card.
 func Read(sysfs string, a Address) (d, pf Device, err error) { return read(sysfs, a, true) }
 
-// Inspect reads the same properties of one PCI function as Scan, except the number of queue pairs.
+// Inspect reads of one PCI function what Scan reads, except the number of queue pairs.
 func Inspect(sysfs string, a Address) (d Device, err error) {
 	d, _, err = read(sysfs, a, false)
 	return d, err

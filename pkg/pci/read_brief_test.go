@@ -9,8 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestReadBrief checks that Read returns a VF and its PF. TestReadBrief also checks that Read skips files that take long to read, and files
-// that no pod needs. The kernel locks all interfaces while a program reads one of these slow files.
+// TestReadBrief checks that Read skips files that no pod needs, and slow ones, during whose read the kernel locks all interfaces.
 func TestReadBrief(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 2})
 	a, err := pci.ParseAddress("0000:11:02.1")

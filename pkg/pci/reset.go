@@ -10,14 +10,12 @@ import (
 	"time"
 )
 
-// resetTimeout is the timeout for the reset of a PCI function. A reset normally takes up to 100 ms (PCI Express Base Specification, section
-// 6.6.2).
+// resetTimeout is far above the 100 ms that a reset normally takes (PCI Express Base Specification, section 6.6.2).
 const resetTimeout = 10 * time.Second
 
-// ResetFunction resets a VF. The kernel chooses the reset method, and prefers a function level reset (FLR). ResetFunction returns an error
-// for a PCI function with a driver. With some drivers, a reset blocks forever, and the process that requested the reset then also blocks
-// forever. ResetFunction waits at most 10 s. A reset that hangs cannot be interrupted, and the process that requested the reset cannot exit
-// before the reset ends.
+// ResetFunction resets a VF by the kernel's choice of method, preferably a function level reset (FLR). It refuses a function with a
+// driver, because with some drivers the reset and its process block forever. ResetFunction waits at most 10 s, but a reset that hangs
+// cannot be interrupted, and its process cannot exit before it ends.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.currentDriver(); err != nil || driver != "" {

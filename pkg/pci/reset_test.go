@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestResetFunction (V-08) checks that ResetFunction resets a PCI function only if no driver is bound.
+// TestResetFunction checks that only a function without a driver is reset.
 func TestResetFunction(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	refused := func(a, says string) {

@@ -11,9 +11,9 @@ import (
 
 const networkClass = 0x02
 
-// Scan reads the network cards and NUMA nodes of a machine from sysfs. If Scan cannot read a file of a device, the field Unreadable of this
-// device contains the error. Scan skips PCI functions that disappear during the scan, and the VFs of a PF that disappears. Scan returns an
-// error only if sysfs is missing or contains no PCI bus.
+// Scan reads the network cards and NUMA nodes of a machine from sysfs. A device with a file that it cannot read has the error in
+// Unreadable. Functions that disappear during the scan are skipped, as are the VFs of such a PF. Scan fails only if sysfs is missing or
+// has no PCI bus.
 func Scan(sysfs string) (*Snapshot, error) {
 	root, err := os.OpenRoot(sysfs)
 	if err != nil {
@@ -36,7 +36,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root)}, nil
 }
 
-// The type scanner is the state of one scan.
+// scanner is the state of one scan.
 type scanner struct {
 	brief   bool // read only identity, interface and driver
 	root    *os.Root
@@ -47,8 +47,7 @@ type scanner struct {
 
 type pair struct{ pf, vf Address }
 
-// addFunction reads the sysfs files of a PCI function. If the PCI function is a network card, addFunction adds it to the result of the
-// scan.
+// addFunction reads a PCI function, and adds it to the result if it is a network card.
 func (s *scanner) addFunction(a Address) {
 	at := devicesFolder + "/" + a.String()
 	f, err := openFolder(s.root, at)
@@ -73,8 +72,7 @@ func (s *scanner) addFunction(a Address) {
 	s.readSRIOV(&d, f)
 	s.addInterfaces(&d, f)
 	if f.left {
-		// A file of the device has disappeared. Either the whole device was removed, or only its interface was moved, for example into a
-		// pod.
+		// A file has disappeared with the whole device, or with its interface alone, for example into a pod.
 		if _, err := s.root.Stat(at + "/vendor"); err != nil {
 			return
 		}
@@ -95,12 +93,12 @@ func (s *scanner) identify(d *Device, f *folder) {
 	}
 }
 
-// readDeviceFiles reads the IOMMU group and the names of the UIO and RDMA device files.
+// readDeviceFiles reads the IOMMU group and the names of UIO and RDMA files.
 func (s *scanner) readDeviceFiles(d *Device, f *folder) {
 	if group := f.linkTarget("iommu_group", "iommu_groups"); group != "" {
 		n, err := parseNode(group)
 		f.noteError("iommu_group", err)
-		// Only IOMMU groups that VFIO created have a name.
+		// Only IOMMU groups of VFIO's own have a name.
 		name, err := readAttribute(s.root, groupsFolder+"/"+group+"/name")
 		if err != nil && !isUnavailable(err) {
 			f.noteError("iommu_group", err)
@@ -117,7 +115,7 @@ func (s *scanner) readDeviceFiles(d *Device, f *folder) {
 	slices.Sort(d.RDMAFiles)
 }
 
-// readSRIOV reads the links between a PF and its VFs, and the numbers of VFs.
+// readSRIOV reads the numbers of VFs and the links between a PF and its VFs.
 func (s *scanner) readSRIOV(d *Device, f *folder) {
 	if d.PF = f.linkedFunction("physfn"); d.PF == d.Address {
 		d.PF = Address{}
@@ -131,7 +129,7 @@ func (s *scanner) readSRIOV(d *Device, f *folder) {
 		if !strings.HasPrefix(name, "virtfn") {
 			continue
 		}
-		// A dangling link from a PF to a VF can be ignored, because the VF also has a link to its PF.
+		// A dangling link to a VF does not matter, because the VF also has one to its PF.
 		target, err := readLink(f.Root, name, "")
 		vf, addressErr := ParseAddress(target)
 		if index, ok := parseVF(name); ok && err == nil && addressErr == nil {
@@ -140,8 +138,7 @@ func (s *scanner) readSRIOV(d *Device, f *folder) {
 	}
 }
 
-// joinDevices returns the PCI functions as a list that is sorted by address. joinDevices completes the fields that depend on both the PF
-// and the VF.
+// joinDevices returns the functions sorted by address, with the fields that depend on both the PF and the VF.
 func (s *scanner) joinDevices() []Device {
 	physical := map[Address]Device{}
 	for i := range s.devices {
@@ -172,8 +169,8 @@ func (s *scanner) joinDevices() []Device {
 	return devices
 }
 
-// countVFs counts the VFs of a PF. countVFs counts the links from the PF to VFs, and the links from VFs to the PF, and returns the larger
-// number. countVFs does not use sriov_numvfs, because the kernel creates VFs before it updates this file.
+// countVFs counts the links from the PF to VFs and those back, and returns the larger number. It ignores sriov_numvfs, which the kernel
+// updates only after creating VFs.
 func (s *scanner) countVFs(pf Address) int {
 	links, vfs := 0, 0
 	for of := range s.indexes {

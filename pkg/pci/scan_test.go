@@ -20,7 +20,6 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestScanGolden compares the scan of each archive of pcitest with its golden file in testdata.
 func TestScanGolden(t *testing.T) {
 	for _, name := range pcitest.Archives() {
 		t.Run(name, func(t *testing.T) {
@@ -39,7 +38,7 @@ func TestScanGolden(t *testing.T) {
 	}
 }
 
-// TestScanReal checks that Scan can read the sysfs of the machine on which the test runs.
+// TestScanReal scans the machine that runs the test.
 func TestScanReal(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(Sysfs, devicesFolder)); err != nil {
 		t.Skip("this machine has no PCI")
@@ -66,7 +65,7 @@ func TestScanNoTree(t *testing.T) {
 	}
 }
 
-// TestScanMany checks the scan of a PF with 127 VFs. Every second address on two buses belongs to a VF.
+// TestScanMany scans a PF with 127 VFs at every second address on two buses.
 func TestScanMany(t *testing.T) {
 	s := mustScan(t, pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 127, Stride: 2, InPods: true}))
 	pf, ok := s.Device(address(t, "0000:15:00.0"))
@@ -84,13 +83,13 @@ func TestScanMany(t *testing.T) {
 	}
 }
 
-// TestScanVanishes checks that Scan skips removed PCI functions and the VFs of a removed PF, and returns no error.
+// TestScanVanishes checks that Scan skips removed functions and the VFs of a removed PF.
 func TestScanVanishes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	before := mustScan(t, sysfs)
 	pcitest.Remove(t, sysfs, "0000:3b:10.2")
 	pcitest.Remove(t, sysfs, "0000:86:00.0")
-	// The test removes only the PF, and keeps its VFs.
+	// Remove only the PF and keep its VFs.
 	must(t, os.Remove(filepath.Join(sysfs, devicesFolder, "0000:86:00.1")))
 	after := mustScan(t, sysfs)
 	if len(before.Devices) != 12 || len(after.Devices) != 5 || len(after.VFs(address(t, "0000:3b:00.0"))) != 1 {
@@ -98,13 +97,12 @@ func TestScanVanishes(t *testing.T) {
 	}
 }
 
-// TestScanGoesMeanwhile checks that Scan skips a PCI function that disappears while Scan reads its interface. If only the interface of a
-// PCI function disappears, the PCI function stays in the result.
+// TestScanGoesMeanwhile checks that Scan skips a function that disappears while its interface is read, but not one that loses only its
+// interface.
 func TestScanGoesMeanwhile(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	for _, a := range []string{"0000:3b:10.0", "0000:3b:10.2"} {
-		// The dangling link simulates an interface that disappears: the folder contains the interface's name, but a program cannot open the
-		// interface.
+		// A dangling link stands for an interface that disappears: it is listed but cannot be opened.
 		pcitest.Set(t, sysfs, a, "net/gone", "-> nowhere")
 	}
 	must(t, os.Remove(filepath.Join(pcitest.Folder(t, sysfs, "0000:3b:10.2"), "vendor")))
@@ -124,7 +122,7 @@ func TestIsRepresentor(t *testing.T) {
 		if got := isRepresentor("b8cef603007a1d24", port); got != want {
 			t.Errorf("port %q of a switch: %t", port, got)
 		}
-		// On cards without a switch, the port name of a PF's interface can be any text.
+		// On cards without a switch, a PF's port name can be any text.
 		if got := isRepresentor("", port); got != (want && strings.Contains(port, "pf")) {
 			t.Errorf("port %q: %t", port, got)
 		}
@@ -160,7 +158,7 @@ func BenchmarkScan1024(b *testing.B) {
 	}
 }
 
-// TestScanUncountedVFs checks that NumVFs of a PF is the number of its existing VFs, even if sriov_numvfs or the links of the PF are wrong.
+// TestScanUncountedVFs checks that NumVFs counts the existing VFs, even if sriov_numvfs or the PF's links are wrong.
 func TestScanUncountedVFs(t *testing.T) {
 	for name, change := range map[string]func(sysfs, pf string){
 		"not counted yet": func(sysfs, _ string) { pcitest.Set(t, sysfs, firstPF, "sriov_numvfs", "0") },

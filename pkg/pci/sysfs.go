@@ -13,10 +13,10 @@ import (
 	"syscall"
 )
 
-// Sysfs is the path at which Linux normally mounts sysfs. Functions have the sysfs path as a parameter, so that tests can use another tree.
+// Sysfs is where Linux normally mounts sysfs. Functions take the path as a parameter for tests.
 const Sysfs = "/sys"
 
-// Paths of folders and files in sysfs, relative to the path of sysfs.
+// Paths relative to sysfs.
 const (
 	devicesFolder = "bus/pci/devices"
 	driversFolder = "bus/pci/drivers"
@@ -28,14 +28,13 @@ const (
 
 var errLink = errors.New("leads to an unexpected folder")
 
-// isUnavailable reports whether an error only means that the kernel or driver currently has no value for an attribute. For example, the
-// kernel returns EINVAL for the speed of a link that is down. For any other error of an existing file, isUnavailable returns false, because
-// the error is a real read error.
+// isUnavailable reports whether an error only means that the kernel or driver has no value at present, such as EINVAL for the speed of
+// a link that is down. Any other error of an existing file is a real read error.
 func isUnavailable(err error) bool {
 	return isMissing(err) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP)
 }
 
-// isMissing reports whether an error means that the file does not exist or that the device disappeared.
+// isMissing reports whether the file does not exist or the device has disappeared.
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 }
@@ -46,7 +45,7 @@ func readAttribute(dir *os.Root, name string) (string, error) {
 	return strings.TrimSpace(string(data)), err
 }
 
-// writeAttribute writes a value and a newline to an existing file. The kernel ignores the newline.
+// writeAttribute writes a value to an existing file, with a newline that the kernel ignores.
 func writeAttribute(dir *os.Root, name, value string) error {
 	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_TRUNC|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -56,7 +55,6 @@ func writeAttribute(dir *os.Root, name, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// listFolder returns the names in a folder, sorted.
 func listFolder(dir *os.Root, name string) ([]string, error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -68,8 +66,7 @@ func listFolder(dir *os.Root, name string) ([]string, error) {
 	return names, err
 }
 
-// readLink returns the last element of a symlink's target. If the argument "folder" is not "", the target of the symlink must be in a
-// folder with this name.
+// readLink returns the last element of a symlink's target, which must be in a folder of the given name unless `folder` is "".
 func readLink(dir *os.Root, name, folder string) (string, error) {
 	target, err := dir.Readlink(name)
 	if errors.Is(err, syscall.EINVAL) {
@@ -85,7 +82,7 @@ func readLink(dir *os.Root, name, folder string) (string, error) {
 	return last, nil
 }
 
-// The type folder is the open sysfs folder of one PCI function or interface. A value of type folder stores the first read error.
+// folder is the open sysfs folder of one PCI function or interface, with the first read error.
 type folder struct {
 	*os.Root
 	names []string // names in the folder, sorted
@@ -94,7 +91,7 @@ type folder struct {
 }
 
 func openFolder(parent *os.Root, name string) (*folder, error) {
-	// The suffix "/." makes OpenRoot return an error if the name is not a folder. Without the suffix "/.", OpenRoot would block on a FIFO.
+	// With the suffix "/.", OpenRoot fails on anything but a folder, while it would block on a FIFO.
 	dir, err := parent.OpenRoot(name + "/.")
 	if err != nil {
 		return nil, err
@@ -112,7 +109,7 @@ func (f *folder) has(name string) bool {
 	return found
 }
 
-// noteError stores the first real error of a folder. noteError removes the path from the error, because paths differ between machines.
+// noteError keeps the first real error, without its path, because paths differ between machines.
 func (f *folder) noteError(name string, err error) {
 	f.left = f.left || isMissing(err)
 	if f.err == nil && err != nil && !isUnavailable(err) {
@@ -124,12 +121,12 @@ func (f *folder) noteError(name string, err error) {
 	}
 }
 
-// text() returns the value of an attribute, or "" if the attribute is missing or is not a single word.
+// text returns the value of an attribute, or "" if it is missing or not a single word.
 func (f *folder) text(name string) string {
 	return parseAttribute(f, name, "", parseWord)
 }
 
-// parseAttribute reads and parses an attribute. parseAttribute returns the given default value if the attribute is missing or invalid.
+// parseAttribute reads and parses an attribute, or returns `otherwise` if it is missing or invalid.
 func parseAttribute[T any](f *folder, name string, otherwise T, parse func(string) (T, error)) T {
 	if !f.has(name) {
 		return otherwise
@@ -145,7 +142,7 @@ func parseAttribute[T any](f *folder, name string, otherwise T, parse func(strin
 	return otherwise
 }
 
-// linkTarget returns the last element of the target of a symlink, or "" if the symlink is missing or invalid.
+// linkTarget returns the last element of a symlink's target, or "" if the symlink is missing or invalid.
 func (f *folder) linkTarget(name, in string) string {
 	if !f.has(name) {
 		return ""
@@ -158,15 +155,14 @@ func (f *folder) linkTarget(name, in string) string {
 	return last
 }
 
-// linkedFunction returns the address of the PCI function to which a symlink leads. linkedFunction returns the zero value if the symlink is
-// missing or invalid.
+// linkedFunction returns the address of the function to which a symlink leads, or the zero value if the symlink is missing or invalid.
 func (f *folder) linkedFunction(name string) Address {
 	var a Address
 	f.noteError(name, a.UnmarshalText([]byte(f.linkTarget(name, ""))))
 	return a
 }
 
-// listNames returns the names in a subfolder, or nil if the subfolder is missing.
+// listNames returns the names in a subfolder, or nil if it is missing.
 func (f *folder) listNames(name string) []string {
 	if !f.has(name) {
 		return nil

@@ -12,17 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// A hardware change causes a burst of events, because VFs appear one by one. Watch therefore scans only after no event has arrived for the
-// time in the constant "quiet". If events arrive continuously, Watch scans after the time in the constant noQuieter.
+// VFs appear one by one, so a hardware change causes a burst of events. Watch scans once no event has arrived for the time `quiet`, or
+// after noQuieter if they do not stop.
 const (
 	quiet     = 100 * time.Millisecond
 	noQuieter = time.Second
 )
 
-// Watch scans when it starts, after kernel events, and at the interval that the caller passes. Watch sends a snapshot only if it differs
-// from the previous snapshot. Watch closes the channel when ctx ends. Watch returns an error only if the first scan fails, and logs later
-// errors. If the interval is 0, Watch scans only at the start and after kernel events. In a user namespace, the kernel sends events for
-// only some devices.
+// Watch scans at its start, after kernel events, and at the interval `poll` unless that is 0. It sends a snapshot only if it differs
+// from the previous one, and closes the channel when ctx ends. Only a failure of the first scan is returned; later ones are logged. In
+// a user namespace, the kernel sends events for only some devices.
 func Watch(ctx context.Context, sysfs string, poll time.Duration) (<-chan *Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	events, err := kernel.Events(ctx)
@@ -65,7 +64,7 @@ func watch(ctx context.Context, now *Snapshot, scan func() (*Snapshot, error), e
 	}
 }
 
-// waitForChange waits until the next scan is due. waitForChange returns false if ctx has ended.
+// waitForChange waits until the next scan is due, and returns false if ctx has ended.
 func waitForChange(ctx context.Context, events <-chan kernel.Event, poll time.Duration) bool {
 	var due, latest <-chan time.Time
 	if poll > 0 {
@@ -90,7 +89,7 @@ func waitForChange(ctx context.Context, events <-chan kernel.Event, poll time.Du
 	}
 }
 
-// isRelevant reports whether an event may be about a PCI function. Events about the virtual links of pods are irrelevant.
+// isRelevant reports whether an event may be about a PCI function and not about the virtual link of a pod.
 func isRelevant(e kernel.Event) bool {
 	switch {
 	case e.Lost:
@@ -98,6 +97,6 @@ func isRelevant(e kernel.Event) bool {
 	case e.Device != "":
 		return strings.Contains(e.Device, "/pci")
 	}
-	// Interfaces of network cards have no link kind, except InfiniBand interfaces.
+	// Interfaces of network cards have no kind, except InfiniBand.
 	return e.Kind == "" || e.Kind == "ipoib"
 }

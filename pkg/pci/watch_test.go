@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type fakeMachine provides scans and events in the fake time of testing/synctest.
+// fakeMachine provides scans and events in the fake time of testing/synctest.
 type fakeMachine struct {
 	mu     sync.Mutex
 	now    *Snapshot
@@ -38,7 +38,7 @@ func (m *fakeMachine) scan() (*Snapshot, error) {
 	return m.now, m.err
 }
 
-// setScan sets the result of all later scans: one device with the given number of VFs, or an error.
+// setScan sets the result of all later scans: a device with n VFs, or an error.
 func (m *fakeMachine) setScan(n int, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -47,7 +47,7 @@ func (m *fakeMachine) setScan(n int, err error) {
 	}
 }
 
-// runWatch runs f while a watch is running. runWatch returns after the watch has ended.
+// runWatch runs f during a watch and returns after the watch has ended.
 func runWatch(t *testing.T, poll time.Duration, f func(m *fakeMachine)) *fakeMachine {
 	t.Helper()
 	m := &fakeMachine{}
@@ -86,7 +86,7 @@ func (m *fakeMachine) check(t *testing.T, scans ...time.Duration) {
 	}
 }
 
-// TestWatchBurst checks that a burst of events causes one scan when no event has arrived for a while.
+// TestWatchBurst checks that a burst of events causes one scan, when it has been quiet for a while.
 func TestWatchBurst(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		time.Sleep(time.Second)
@@ -102,7 +102,7 @@ func TestWatchBurst(t *testing.T) {
 	}
 }
 
-// TestWatchStream checks that Watch also scans while events arrive continuously, after the duration in noQuieter.
+// TestWatchStream checks that events without a pause cause a scan after noQuieter.
 func TestWatchStream(t *testing.T) {
 	m := runWatch(t, time.Hour, func(m *fakeMachine) {
 		for range 70 {
@@ -115,7 +115,7 @@ func TestWatchStream(t *testing.T) {
 	}
 }
 
-// TestWatchPoll checks that polling finds a change without an event. TestWatchPoll also checks that Watch sends the new snapshot once.
+// TestWatchPoll checks that polling finds a change without an event, and that its snapshot is sent once.
 func TestWatchPoll(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		time.Sleep(90 * time.Second)
@@ -128,13 +128,12 @@ func TestWatchPoll(t *testing.T) {
 	}
 }
 
-// TestWatchNoPoll checks that only events cause scans if the interval for polling is 0.
+// TestWatchNoPoll checks that only events cause scans if the interval is 0.
 func TestWatchNoPoll(t *testing.T) {
 	runWatch(t, 0, func(*fakeMachine) { time.Sleep(24 * time.Hour) }).check(t, 0)
 }
 
-// TestWatchFails checks that Watch sends nothing after a failed scan. After the failure, Watch compares the next successful scan with the
-// last successful scan.
+// TestWatchFails checks that nothing is sent after a failed scan, and that the next good one is compared with the last good one.
 func TestWatchFails(t *testing.T) {
 	m := runWatch(t, time.Minute, func(m *fakeMachine) {
 		m.setScan(0, fs.ErrPermission)
@@ -155,8 +154,7 @@ func TestWatchFailsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchKernel checks that an event of the real kernel causes a scan. TestWatchKernel also checks that an event about the link of a pod
-// causes no scan.
+// TestWatchKernel checks that an event of the real kernel causes a scan, but not one about the link of a pod.
 func TestWatchKernel(t *testing.T) {
 	sysfs := pcitest.Extract(t, "two-sockets")
 	ctx, stop := context.WithCancel(t.Context())
@@ -189,7 +187,7 @@ func TestWatchKernel(t *testing.T) {
 	}
 }
 
-// TestWatchTreeGoes checks that Watch sends no empty snapshot if the whole sysfs tree is missing.
+// TestWatchTreeGoes checks that no empty snapshot is sent if the whole sysfs tree is missing.
 func TestWatchTreeGoes(t *testing.T) {
 	sysfs := pcitest.Extract(t, "in-pods")
 	ctx, stop := context.WithCancel(t.Context())

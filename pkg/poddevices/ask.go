@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Ask sends a question to the socket and waits for the answer until a deadline. The error of an answer matches its cause. If no daemon
-// listens, the error matches fs.ErrNotExist or syscall.ECONNREFUSED, and os.ErrDeadlineExceeded after the deadline.
+// Ask sends a question to the socket and waits until the deadline for the answer. Its error matches the Cause of the answer,
+// fs.ErrNotExist or syscall.ECONNREFUSED if no daemon listens, or os.ErrDeadlineExceeded.
 func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	conn, err := dial(socket, until)
 	if err != nil {
@@ -30,8 +30,8 @@ func Ask(socket string, until time.Time, q Question) (a Answer, err error) {
 	return a, nil
 }
 
-// The type conn is a blocking connection with a deadline. It does not use package net, because each start of a pod waits for an answer of
-// the device plugin. Package net would prolong this wait: starting its poller, timers and threads takes longer than the answer.
+// conn is a blocking connection with a deadline. Each start of a pod waits for it, and the poller and threads of package net take
+// longer to start than the answer.
 type conn struct {
 	fd    int
 	until time.Time
@@ -51,12 +51,11 @@ func dial(socket string, until time.Time) (*conn, error) {
 	return c, nil
 }
 
-// callWithDeadline runs a blocking system call and retries it after a signal. The socket option (SO_SNDTIMEO or SO_RCVTIMEO) limits how
-// long the call may block.
+// callWithDeadline runs a blocking system call, limited by the socket option SO_SNDTIMEO or SO_RCVTIMEO, and retries it after a signal.
 func (c *conn) callWithDeadline(option int, f func() error) error {
 	for {
 		left := time.Until(c.until)
-		if left < time.Microsecond { // the kernel takes zero as no limit
+		if left < time.Microsecond { // the kernel takes zero for no limit
 			return os.ErrDeadlineExceeded
 		}
 		timeout := syscall.NsecToTimeval(left.Nanoseconds())
@@ -89,7 +88,7 @@ func (c *conn) Read(b []byte) (n int, err error) {
 func (c *conn) Write(b []byte) (written int, err error) {
 	for written < len(b) {
 		var n int
-		// sendmsg with MSG_NOSIGNAL, in place of write(2), prevents SIGPIPE if the peer has closed the connection.
+		// sendmsg takes MSG_NOSIGNAL, which prevents SIGPIPE if the peer has closed the connection.
 		err = c.callWithDeadline(syscall.SO_SNDTIMEO, func() error {
 			n,
 				err = syscall.SendmsgN(c.fd, b[written:], nil, nil, syscall.MSG_NOSIGNAL)

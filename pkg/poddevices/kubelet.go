@@ -14,14 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// Program is the name of the program that asks the kubelet in place of the device plugin. It links gRPC, without which the sriov plugin
-// starts faster.
+// Program asks the kubelet in place of the device plugin. It links gRPC, without which the sriov plugin starts faster.
 const Program = "podlace-podresources"
 
+<<<<<<< HEAD
 // killAfter is the time beyond its deadline in which the program must start and write its answer, also on a busy node.
 const killAfter = 3 * time.Second
+=======
+// killAfter is how long after the deadline Program may still write its answer.
+const killAfter = 500 * time.Millisecond
+>>>>>>> a1664a315d66f8af8b631c15d483effd82d8d870
 
-// KubeletQuestion is what the program reads from standard input. It writes an Answer to standard output.
+// KubeletQuestion is what Program reads from standard input; it writes an Answer to standard output.
 type KubeletQuestion struct {
 	Question
 	Folder  string        `json:"folder"`  // root folder of the kubelet
@@ -29,7 +33,7 @@ type KubeletQuestion struct {
 	Timeout time.Duration `json:"timeout"` // in nanoseconds
 }
 
-// AskKubelet starts the program in the first of the folders that has it, and returns the devices of a pod without those of claims.
+// AskKubelet starts Program from the first folder that has it, and returns the devices of a pod except those of claims.
 func AskKubelet(dirs []string, q KubeletQuestion) ([]Device, error) {
 	var stdin bytes.Buffer
 	if err := write(&stdin, q); err != nil {
@@ -45,7 +49,6 @@ func AskKubelet(dirs []string, q KubeletQuestion) ([]Device, error) {
 	return nil, fmt.Errorf("%w: it is in none of the folders %q of CNI_PATH", ErrNoProgram, dirs)
 }
 
-// run() runs the program once.
 func run(path string, stdin []byte, timeout time.Duration) (a Answer, err error) {
 	var stdout, stderr child.Buffer
 	cmd := exec.Command(path)

@@ -13,8 +13,6 @@ import (
 	"github.com/podlace/podlace/pkg/child"
 )
 
-// TestAskKubelet checks that AskKubelet passes the question to the program, ends it after the deadline, and never takes a failure for a pod
-// without devices.
 func TestAskKubelet(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

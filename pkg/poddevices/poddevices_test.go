@@ -23,7 +23,6 @@ import (
 
 func soon() time.Time { return time.Now().Add(10 * time.Second) }
 
-// serveAt runs Serve on a new socket until the test ends.
 func serveAt(t *testing.T, answer func(context.Context, Question) Answer) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ask")
@@ -62,8 +61,6 @@ func TestAsk(t *testing.T) {
 	all.Wait()
 }
 
-// TestAskFails checks that Ask returns an error, not an empty list, if the daemon is missing, refuses, hangs or closes the connection
-// halfway.
 func TestAskFails(t *testing.T) {
 	refusing := serveAt(t, func(context.Context, Question) Answer { return Answer{Error: "the kubelet is unavailable"} })
 	if got, err := Ask(refusing, soon(), Question{}); got.Devices != nil || err == nil ||
@@ -106,7 +103,7 @@ func TestAskFails(t *testing.T) {
 	}
 }
 
-// TestHostile checks that the daemon answers the next client after any malformed question.
+// TestHostile checks that the daemon survives malformed questions: it must answer the next client.
 func TestHostile(t *testing.T) {
 	socket := serveAt(t, echo)
 	for what, text := range map[string]string{"nothing": "", "no end": "{", "no JSON": "hello\n", "another type": `{"pod":7}` + "\n",

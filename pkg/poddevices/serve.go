@@ -14,13 +14,13 @@ import (
 const (
 	// maxLine is the largest question or answer in bytes.
 	maxLine = 8 << 20
-	// connTimeout limits the total time of a connection, from the question to the end of the answer.
+	// connTimeout limits a connection, from the question to the end of the answer.
 	connTimeout = 10 * time.Second
-	// maxConcurrent is the number of questions that Serve answers concurrently. Further connections wait in a queue.
+	// maxConcurrent is the number of questions that Serve answers concurrently; further connections queue.
 	maxConcurrent = 64
 )
 
-// Serve answers questions until ctx is done. It answers everyone, so only root may be able to connect to the socket.
+// Serve answers questions until ctx is done. It answers everyone, so only root may have access to the socket.
 func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context, Question) Answer, log *slog.Logger) {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
@@ -30,7 +30,7 @@ func Serve(ctx context.Context, l *net.UnixListener, answer func(context.Context
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil { // for example: too many open files
+		if err != nil { // such as too many open files
 			log.Warn("could not accept a connection; retrying", "error", err)
 			time.Sleep(100 * time.Millisecond)
 			continue

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWire checks the protocol byte for byte, so that a device plugin and an sriov plugin of different releases understand each other. For
-// each line of the table, TestWire checks both the encoder and the decoder.
+// TestWire checks the encoder and the decoder byte for byte, because a device plugin and an sriov plugin of different releases must
+// understand each other.
 func TestWire(t *testing.T) {
 	device := Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/fast", ID: "0000:3b:10.2",
 		CPUs: []int64{2, 3}}
@@ -50,7 +50,6 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// TestNotOnTheWire checks that the fields UID and NUMA of a device are not sent.
 func TestNotOnTheWire(t *testing.T) {
 	var written bytes.Buffer
 	err := write(&written, Answer{Devices: []Device{{ID: "0000:3b:10.2", UID: "u-0", NUMA: []int{1}}}})

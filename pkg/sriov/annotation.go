@@ -14,16 +14,15 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// annotationKey is the name of the pod annotation in which a pod sets properties of its VFs. The value of the annotation is a JSON object.
-// Each key in this object is an interface name from the configuration. The value of a key is an object with the properties that the pod
-// chooses for this interface.
+// annotationKey is the annotation in which a pod sets properties of its VFs: a JSON object with an object of properties for each
+// interface name of the configuration.
 const annotationKey = "podlace.io/vfs"
 
-// allowedChoices are the keys that a pod may set. The configuration can reduce the allowed keys with allowAnnotations. A pod may never set
-// VLAN, trust or the checks of sent packets, because these settings protect other pods.
+// allowedChoices are the keys that a pod may set; allowAnnotations can reduce them. VLAN, trust and the checks of sent packets are
+// never among them, because they protect other pods.
 var allowedChoices = []string{"mac", "ips", "name"}
 
-// vfChoice holds the properties that a pod chose for one VF.
+// vfChoice is what a pod chose for one VF.
 type vfChoice struct {
 	MAC  net.HardwareAddr
 	IPs  []string // in the format of runtimeConfig.ips
@@ -45,7 +44,7 @@ func parseAllowed(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// parseChoices reads the annotation of the pod. A tenant writes the annotation, so its content is not trusted.
+// parseChoices reads the pod's annotation. A tenant writes it, so it is not trusted.
 func parseChoices(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	text, ok := raw.RuntimeConfig.Annotations[annotationKey]
 	if !ok {
@@ -105,7 +104,6 @@ func (c *requestConfig) validIPs(ips []string) error {
 	return nil
 }
 
-// applyChoices applies the pod's choices to its VFs.
 func applyChoices(r *plugin.Request, cfg requestConfig, vfs []vf) error {
 	for _, ifname := range slices.Sorted(maps.Keys(cfg.Choices)) {
 		i := slices.IndexFunc(vfs, func(v vf) bool { return v.Default == ifname })
@@ -119,7 +117,7 @@ func applyChoices(r *plugin.Request, cfg requestConfig, vfs []vf) error {
 	return nil
 }
 
-// applyChoice applies the pod's choice to a VF. The argument ifname is the VF's name in the configuration.
+// applyChoice applies the pod's choice to a VF. ifname is the VF's name in the configuration.
 func (v *vf) applyChoice(r *plugin.Request, ifname string, of vfChoice) error {
 	if err := v.checkClaimed(ifname, of); err != nil {
 		return err

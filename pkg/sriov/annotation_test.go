@@ -47,7 +47,7 @@ func TestChoices(t *testing.T) {
 	l.del("a")
 }
 
-// TestChoicesRefused (S-31): ADD refuses forbidden or impossible choices of a pod before any change.
+// TestChoicesRefused: ADD refuses forbidden or impossible choices before any change.
 func TestChoicesRefused(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -90,7 +90,7 @@ func TestChoicesRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestDeviceInfo (V-23): a pod that knows its UID can find the VF of each interface. DEL removes all device-info files.
+// TestDeviceInfo: a pod that knows its UID finds the VF of each interface. DEL removes all device-info files.
 func TestDeviceInfo(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -132,8 +132,7 @@ func TestDeviceInfo(t *testing.T) {
 	for _, file := range []string{"info", "/run/podlace/.vfs/info.json", defaultInfoDir + "/../x.json"} {
 		l.Fails(l.Call("ADD", "a", "runtimeConfig", object{"CNIDeviceInfoFile": file}), plugin.CodeConfig, "want a file in "+defaultInfoDir)
 	}
-	// The test also replaces the folder of device-info files with a file. DEL must restore the VF, although DEL cannot remove the
-	// device-info file.
+	// A file in place of the folder of device-info files prevents their removal. DEL must restore the VF nevertheless.
 	a = l.add("c", "CNI_ARGS", args)
 	must(t, os.RemoveAll(defaultInfoDir), os.WriteFile(defaultInfoDir, nil, 0o600))
 	if o := l.OK(l.Call("DEL", "c")); !strings.Contains(o.Log, "could not remove the device-info file") {
@@ -147,8 +146,7 @@ func TestDeviceInfo(t *testing.T) {
 	l.isGolden()
 }
 
-// TestLogFile: the plugin writes its log and its errors to the file that the key logFile of the configuration sets, as sriov-cni does. DEL
-// succeeds even if the plugin cannot write the log file.
+// TestLogFile: log and errors go to the file in the key logFile, as with sriov-cni. DEL succeeds even if it cannot be written.
 func TestLogFile(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -186,7 +184,7 @@ func TestLogFile(t *testing.T) {
 	l.isGolden()
 }
 
-// TestWithIPs: the VF does not get addresses that were requested for another interface.
+// TestWithIPs: the VF does not get the addresses that were requested for another interface.
 func TestWithIPs(t *testing.T) {
 	conf := `{"args":{"cni":{"ips":["10.0.0.1"]}},"name":"n","runtimeConfig":{"ipRanges":[],"ips":["10.0.0.2"]}}`
 	for ips, want := range map[string]string{

@@ -19,7 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// fakeKubelet imitates a kubelet that runs the pod shop/web-0.
+// fakeKubelet is a kubelet that runs the pod shop/web-0.
 type fakeKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	containers []*api.ContainerResources
@@ -36,7 +36,6 @@ func (k *fakeKubelet) Get(_ context.Context, r *api.GetPodResourcesRequest) (*ap
 	return &api.GetPodResourcesResponse{PodResources: &api.PodResources{Namespace: "shop", Name: "web-0", Containers: k.containers}}, nil
 }
 
-// serveSocket serves the kubelet's socket until the test ends.
 func (k *fakeKubelet) serveSocket(t testing.TB) (dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kl")
@@ -51,19 +50,17 @@ func (k *fakeKubelet) serveSocket(t testing.TB) (dir string) {
 	return dir
 }
 
-// writeCheckpoint writes the checkpoint file of a kubelet.
 func writeCheckpoint(t *testing.T, dir, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755),
 		os.WriteFile(filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint"), []byte(text), 0o600))
 }
 
-// checkpointOf returns the text of a checkpoint with the given entries.
 func checkpointOf(entries ...string) string {
 	return `{"Data":{"PodDeviceEntries":[` + strings.Join(entries, ",") + `],"RegisteredDevices":{}},"Checksum":1}`
 }
 
-// checkpointEntry returns the checkpoint entry for a device of the test resource.
+// checkpointEntry returns the entry of a device of the test resource.
 func checkpointEntry(uid, id string) string {
 	return `{"PodUID":"` + uid + `","ContainerName":"app","ResourceName":"` + fast + `","DeviceIDs":{"0":["` + id + `"]},"AllocResp":""}`
 }
@@ -76,15 +73,14 @@ func container(name string, devices ...string) *api.ContainerResources {
 	return c
 }
 
-// TestDaemonStopped: if the device plugin does not run, ADD gets the same devices from the kubelet, even while the kubelet limits the
-// request rate.
+// TestDaemonStopped: without the device plugin, ADD gets the same devices from the kubelet, even while that limits the request rate.
 func TestDaemonStopped(t *testing.T) {
 	l := newLab(t)
 	k := &fakeKubelet{busy: 2, containers: []*api.ContainerResources{
 		container("a", slow, vf2, "example.com/gpu", "GPU-0"), container("b", slow, vf1, fast, vf0)}}
 	dir := k.serveSocket(t)
 	l.Conf = l.Conf.With("kubeletDir", dir)
-	must(t, os.Remove(l.sriov.socket)) // first, there is no socket; then, the socket refuses connections, as after a crash
+	must(t, os.Remove(l.sriov.socket)) // first there is no socket; then it refuses connections, as after a crash
 	a := l.add("a")
 	if i := a.result.Interfaces; len(i) != 4 || i[1].PciID != vf2 || i[2].PciID != vf0 || i[3].PciID != vf1 {
 		t.Errorf("%s", a.prev)
@@ -100,8 +96,8 @@ func TestDaemonStopped(t *testing.T) {
 		"the kubelet does not know the pod")
 }
 
-// TestOtherPod: the kubelet may list an earlier or a later pod of the same name. ADD uses its devices only if the device plugin refuses and
-// the checkpoint confirms that they belong to the UID of the pod.
+// TestOtherPod: the kubelet may list an earlier or a later pod of the same name. Its devices are used only if the device plugin refuses
+// and the checkpoint confirms that they belong to the pod's UID.
 func TestOtherPod(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)

@@ -19,11 +19,11 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// dadTimeout is the maximum time for IPv6 duplicate address detection. The detection takes one to two seconds after the interface has a
-// carrier (RFC 4862 section 5.4). A new interface needs some seconds until it has a carrier.
+// dadTimeout limits IPv6 duplicate address detection: one to two seconds after the interface has a carrier (RFC 4862 section 5.4), for
+// which a new interface needs some seconds.
 const dadTimeout = 10 * time.Second
 
-// attach() moves a VF into the pod and configures it.
+// attach moves a VF into the pod and configures it.
 func (s sriov) attach(j *requestJob, v *vf) error {
 	h, err := lock(v.Address)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	return h.noteReady(v)
 }
 
-// restoreUnlessHeld restores the VF that a journal describes, unless another pod still has the VF.
+// restoreUnlessHeld restores the VF of a journal, unless another pod still has it.
 func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) error {
 	if !own {
 		if has, err := n.ownerHas(left); err != nil || has {
@@ -121,8 +121,7 @@ func heldError(left Holding) error {
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// checkUsable returns an error for a PCI function that no pod may use. For a device of a claim, checkUsable also accepts a PF that has no
-// VFs.
+// checkUsable returns an error for a function that no pod may use. A claim may also have a PF without VFs.
 func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 	refuse := func(hint, format string, args ...any) error {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...), "%s", hint)
@@ -146,13 +145,13 @@ func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 	return nil
 }
 
-// isPFWithoutVFs reports whether a function is a PF that supports VFs but has no VFs at the moment.
+// isPFWithoutVFs reports whether a function supports VFs but has none at the moment.
 func (n *nodeSide) isPFWithoutVFs(pf pci.Address) bool {
 	d, err := pci.Inspect(n.sysfs, pf)
 	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0
 }
 
-// upperLink returns an interface on top of the VF's interface, such as a macvlan, or "".
+// upperLink returns an interface on top of the VF's, such as a macvlan, or "".
 func (n *nodeSide) upperLink(c vfCard) string {
 	if c.link.Index == 0 {
 		return ""
@@ -198,8 +197,8 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 		DeviceReported: c.link.Device != "", Chained: j.st.Chained, Claim: v.Claim, VLAN: vlan, Former: f})
 }
 
-// setPF sets the settings of the configuration, the claim and the pod on the VF's PF. attach() calls setPF before it binds a driver,
-// because some drivers read the VF's MAC only when they are bound.
+// setPF sets the settings of the configuration, the claim and the pod on the PF. This comes before bindDriver, because some drivers
+// read the VF's MAC only when they are bound.
 func (j *requestJob) setPF(c vfCard, v *vf) error {
 	mac := v.Fixed
 	have, ok, err := j.settingsOnPF(c)
@@ -232,7 +231,7 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 	return err
 }
 
-// setOnPF asks the kernel to set the settings of a VF on its PF. If the PF's driver refuses a setting, the error contains a hint.
+// setOnPF sets a VF's settings on its PF. If the PF's driver refuses one, the error has a hint.
 func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
 	err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
 	if err == nil {
@@ -246,7 +245,7 @@ func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
 		"a rate must not exceed the speed of the link, and the link must be up", c.pf.Driver)
 }
 
-// bindDriver binds the VF to a driver. If the name is "", the VF keeps its driver.
+// bindDriver binds the VF to a driver. With "", it keeps the one that it has.
 func (j *requestJob) bindDriver(c vfCard, driver string) (bound vfCard, err error) {
 	if driver != "" && driver != c.vf.Driver {
 		if err := pci.Bind(context.Background(), j.sysfs, c.vf.Address, driver); err != nil {
@@ -264,8 +263,8 @@ func (j *requestJob) bindDriver(c vfCard, driver string) (bound vfCard, err erro
 	return c, nil
 }
 
-// moveToPod removes the alternative names of a VF's interface, sets its MAC and MTU, moves it into the pod and renames it. The alternative
-// names are meant for the node and could conflict with names of other interfaces in the pod.
+// moveToPod sets the interface's MAC and MTU, moves it into the pod and renames it. It removes the alternative names, which are meant
+// for the node and could conflict with names in the pod.
 func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	if c.link.Up {
 		if err := j.host.SetDown(c.link); err != nil {
@@ -306,8 +305,8 @@ func (j *requestJob) moveToPod(c vfCard, v *vf) (link kernel.Link, err error) {
 	return link, err
 }
 
-// configureLink gives the interface its addresses and routes, and sets the interface up. configureLink enables duplicate address
-// detection, because other hosts on the same network may have the address.
+// configureLink gives the interface its addresses and routes, and sets it up. Duplicate address detection is on, because other hosts on
+// the network may have the address.
 func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	conf := "ipv6/conf/" + v.Name + "/"
 	settings := []kernel.Sysctl{{Path: conf + "ndisc_notify", Value: "1"}}
@@ -346,9 +345,8 @@ func (j *requestJob) configureLink(link kernel.Link, v *vf) error {
 	return nil
 }
 
-// keepDefault preserves a default route that an earlier plugin of the chain created in the pod. If the pod has such a route, keepDefault
-// removes all default routes from the routes that ADD is about to create for a VF. With two default routes, the kernel would prefer the
-// newer route.
+// keepDefault drops the default routes that ADD is about to create for a VF if an earlier plugin of the chain has created one, because
+// the kernel would prefer the newer one.
 func (j *requestJob) keepDefault(v *vf) (err error) {
 	v.Routes = slices.DeleteFunc(v.Routes, func(route kernel.Route) bool {
 		if route.Dst.Bits() != 0 || route.Priority != 0 || route.Table != nil || err != nil {
@@ -363,8 +361,8 @@ func (j *requestJob) keepDefault(v *vf) (err error) {
 	return err
 }
 
-// awaitDAD waits until the IPv6 addresses of all VFs are usable. Duplicate address detection runs for all VFs at the same time and takes
-// one or two seconds.
+// awaitDAD waits until the IPv6 addresses of all VFs are usable. Their duplicate address detection runs in parallel and takes one or
+// two seconds.
 func (j *requestJob) awaitDAD() error {
 	until := time.Now().Add(dadTimeout)
 	for _, v := range j.st.VFs {

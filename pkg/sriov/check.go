@@ -16,8 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// CHECK compares the VFs of an attachment with the record and with the result of ADD. CHECK ignores addresses and routes that the pod
-// itself has added.
+// CHECK compares the VFs of an attachment with the record and the result of ADD, and ignores addresses and routes of the pod's own.
 func (s sriov) check(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {
@@ -76,7 +75,7 @@ func (s sriov) checkVF(j *requestJob, v vf) error {
 	return j.checkLink(v)
 }
 
-// checkOwner returns an error if the journal of the VF is missing, because DEL cannot restore the VF without its journal.
+// checkOwner returns an error if the VF has no journal, without which DEL cannot restore it.
 func (j *requestJob) checkOwner(v vf) error {
 	var left Holding
 	ok := false
@@ -145,9 +144,8 @@ func (j *requestJob) checkLink(v vf) error {
 	return nil
 }
 
-// checkPrevResult compares the MAC and the MTU of the interface with prevResult. Later plugins may have changed the values that ADD set,
-// and prevResult contains these changes. If prevResult contains no MAC or MTU for the interface, checkPrevResult compares with the value
-// that ADD set.
+// checkPrevResult compares the interface's MAC and MTU with prevResult, which has the changes of later plugins, or with what ADD set if
+// prevResult has none.
 func (j *requestJob) checkPrevResult(link kernel.Link, v vf) error {
 	i := slices.IndexFunc(j.r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Name == v.Name && i.Sandbox != "" })
 	if i < 0 {
@@ -163,7 +161,6 @@ func (j *requestJob) checkPrevResult(link kernel.Link, v vf) error {
 	return nil
 }
 
-// equalVF reports whether two sets of VF settings on a PF are equal.
 func equalVF(a, b kernel.VF) bool {
 	equal := func(a, b *bool) bool { return a == nil || b == nil || *a == *b }
 	return bytes.Equal(a.MAC, b.MAC) && a.VLAN == b.VLAN && a.QoS == b.QoS && a.Proto == b.Proto && a.LinkState == b.LinkState &&

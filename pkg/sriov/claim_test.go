@@ -22,15 +22,14 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// claimedDevice returns a device of a claim. The argument `result` is the index of the device in the allocation results of the claim.
+// claimedDevice returns a device of a claim. result is its index in the claim's allocation results.
 func claimedDevice(uid, podClaim string, result int, address string) poddevices.Device {
 	return poddevices.Device{Namespace: "shop", Pod: "web-0", Resource: fast, ID: address, Claim: &poddevices.Claim{UID: uid, Namespace: "shop",
 		Name: "web-0-" + podClaim, PodClaim: podClaim, Request: "nic", Result: result, Pool: "node-a",
 		Device: strings.NewReplacer(":", "-", ".", "-").Replace(address)}}
 }
 
-// prepareClaims writes the claim records of devices. prepareClaims also writes the kubelet's state file. In this file, the pod with the
-// given UID uses these claims.
+// prepareClaims writes the claim records of devices, and a state file of the kubelet in which the pod with the UID uses these claims.
 func (l testLab) prepareClaims(kubelet, uid string, devices ...poddevices.Device) {
 	l.Helper()
 	records := map[string]claim.Record{}
@@ -48,9 +47,8 @@ func (l testLab) prepareClaims(kubelet, uid string, devices ...poddevices.Device
 	must(l, claimtest.WriteState(kubelet, list...))
 }
 
-// TestClaims: the VFs of the pod's claims come after the VFs of its containers. The VFs are sorted by claim and allocation result. The
-// order must not depend on whether the device plugin or the kubelet returns the VFs. VFs of claims with administrative access stay on the
-// node.
+// TestClaims: the VFs of the pod's claims come after those of its containers, sorted by claim and allocation result, whether the device
+// plugin or the kubelet answers. VFs of claims with administrative access stay on the node.
 func TestClaims(t *testing.T) {
 	admin := claimedDevice("c-0", "a", 0, vf2)
 	admin.Claim.Admin = true
@@ -87,7 +85,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestClaimUncertain: ADD fails for a pod whose claims are unknown or not prepared.
+// TestClaimUncertain: ADD fails if the pod's claims are unknown or not prepared.
 func TestClaimUncertain(t *testing.T) {
 	l := newLab(t)
 	must(t, os.Remove(l.sriov.socket))
@@ -106,9 +104,8 @@ func TestClaimUncertain(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimOfOtherResource: ADD fails if the configuration does not list the resource of a claim. In one test case, the devices come from
-// the device plugin, and in others from the kubelet. ADD succeeds if another network attaches the VF, or if the claim has administrative
-// access.
+// TestClaimOfOtherResource: ADD fails if the configuration does not list the resource of a claim, whether the device plugin or the
+// kubelet answers. It succeeds if another network attaches the VF, or if the claim has administrative access.
 func TestClaimOfOtherResource(t *testing.T) {
 	const third = "example.com/third"
 	k := &fakeKubelet{containers: []*api.ContainerResources{container("app")}}
@@ -143,7 +140,7 @@ func TestClaimOfOtherResource(t *testing.T) {
 	}
 }
 
-// TestSharedClaim: pods that share a claim get the VF one after another. The VF is never in two pods at the same time.
+// TestSharedClaim: pods that share a claim get the VF one after another, never at the same time.
 func TestSharedClaim(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf0)}
@@ -161,7 +158,6 @@ func TestSharedClaim(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetClaimed: 'podlace sriov reset' refuses the VF of a claim.
 func TestResetClaimed(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf0)
@@ -178,8 +174,8 @@ func TestResetClaimed(t *testing.T) {
 	must(t, claim.Remove(l.sriov.claims, "c-0"), Reset(o))
 }
 
-// TestReturnClaim checks that RestoreClaim restores the VFs of a claim even if the runtime never calls DEL. The test cases include a pod
-// whose namespace still exists, changes by a tenant, and a driver that creates no interface. The VFs of other claims stay in their pods.
+// TestReturnClaim checks that RestoreClaim restores the VFs of a claim if the runtime never calls DEL: also if the pod's namespace
+// still exists, after changes by a tenant, and with a driver that creates no interface. VFs of other claims stay in their pods.
 func TestReturnClaim(t *testing.T) {
 	l := newLab(t)
 	devices := []poddevices.Device{claimedDevice("c-0", "a", 0, vf0), claimedDevice("c-0", "a", 1, vf1), claimedDevice("c-1", "b", 0, vf2)}
@@ -210,8 +206,8 @@ func TestReturnClaim(t *testing.T) {
 	must(t, os.Remove(l.journalOf(vf0)))
 }
 
-// TestClaimEnds: the driver unprepares a claim during an ADD. ADD then changes nothing, even if the device plugin has already returned the
-// VF of this claim.
+// TestClaimEnds: the driver unprepares a claim during an ADD, which then changes nothing, even if the device plugin has already
+// returned the VF.
 func TestClaimEnds(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf0)}
@@ -225,7 +221,7 @@ func TestClaimEnds(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettle: FreeOrphan returns an error for a VF that a pod still has. FreeOrphan restores an orphaned VF.
+// TestSettle: FreeOrphan restores an orphaned VF, and fails if a pod still has the VF.
 func TestSettle(t *testing.T) {
 	l := newLab(t)
 	a, err := pci.ParseAddress(vf1)
@@ -245,8 +241,7 @@ func TestSettle(t *testing.T) {
 	l.isGolden()
 }
 
-// TestSettleUnseen simulates a daemon in a container in which the folder of namespaces is invisible. FreeOrphan must not take a VF from a
-// live pod, even if the daemon cannot see the pod's namespace.
+// TestSettleUnseen: a daemon in a container does not see the folder of namespaces. FreeOrphan must not take a VF from a live pod there.
 func TestSettleUnseen(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t)
@@ -275,7 +270,7 @@ func TestSettleUnseen(t *testing.T) {
 	l.isGolden()
 }
 
-// TestClaimAddresses: after ADD, the journal of a claim's VF contains the VF's addresses.
+// TestClaimAddresses: after ADD, the journal of a claim's VF has its addresses.
 func TestClaimAddresses(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "subnet": "10.7.0.0/24"}, "vlan", nil)
 	*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf0)}
@@ -313,8 +308,7 @@ func TestClaimedPF(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "PCI function "+pf+" is not a VF of this node")
 }
 
-// TestHoldingGone simulates a process in a container in which the folder of namespaces is invisible. In such a container, Gone must return
-// false.
+// TestHoldingGone: in a container that does not see the folder of namespaces, Gone must return false.
 func TestHoldingGone(t *testing.T) {
 	folder := t.TempDir()
 	for netns, gone := range map[string]bool{

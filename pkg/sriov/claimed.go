@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// namedVF returns the VF whose address the caller passes. Multus, for example, passes an address. If the VF is allocated to a claim, the
-// settings of the claim and of its class apply to the VF.
+// namedVF returns the VF whose address the caller passes, as Multus does. If it is allocated to a claim, the settings of the claim and
+// its class apply.
 func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	v := vf{Address: cfg.Device}
 	record, ok, err := claim.Holder(s.claims, cfg.Kubelet, cfg.Device.String())
@@ -38,8 +38,8 @@ func (s sriov) namedVF(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 		"the conflist or Multus names the VF by deviceID: use a VF of no resource with \"api\": \"dra\", or request the VF by a claim")
 }
 
-// applyClaim applies the settings of the VF's claim and class. The argument `index` is the number that replaces {index} in an interface
-// name. The VF with index 0 becomes the interface whose name the runtime sets in CNI_IFNAME.
+// applyClaim applies the settings of the VF's claim and class. index replaces {index} in an interface name; VF 0 becomes the interface
+// of CNI_IFNAME.
 func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 	if v.config.IsZero() {
 		return nil
@@ -53,14 +53,13 @@ func (v *vf) applyClaim(r *plugin.Request, cfg requestConfig, index int) error {
 		return plugin.Errorf(plugin.CodeConfig, "VF %s with the settings of %s: %w", v.Address, v.claimName(), err)
 	}
 	if v.config.MAC != "" {
-		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // the merge of the settings has already checked this value
+		v.Fixed, _ = vfconfig.ParseMAC(v.config.MAC) // checked when the settings were merged
 	}
 	v.IPs = v.config.IPs
 	return v.renameByClaim(r, v.config.IfName, index)
 }
 
-// renameByClaim applies the key ifName of the claim or its class. An ifName with {index} does not apply to the interface whose name the
-// runtime sets in CNI_IFNAME.
+// renameByClaim applies ifName of the claim or its class. With {index}, it does not apply to the interface of CNI_IFNAME.
 func (v *vf) renameByClaim(r *plugin.Request, ifName string, index int) error {
 	name := vfconfig.ExpandName(ifName, index)
 	switch {
@@ -77,7 +76,6 @@ func (v *vf) renameByClaim(r *plugin.Request, ifName string, index int) error {
 	return nil
 }
 
-// claimName returns the claim of a VF for error messages.
 func (v *vf) claimName() string {
 	if v.Claim == nil {
 		return "its record"
@@ -85,7 +83,7 @@ func (v *vf) claimName() string {
 	return fmt.Sprintf("claim %s/%s", v.Claim.Namespace, v.Claim.Name)
 }
 
-// ownerText returns the VF, and the claim to which the VF is allocated, for error messages.
+// ownerText returns the VF and its claim, if any, for error messages.
 func (v *vf) ownerText() string {
 	if v.Claim == nil {
 		return "VF " + v.Address.String()
@@ -93,8 +91,8 @@ func (v *vf) ownerText() string {
 	return fmt.Sprintf("VF %s of %s", v.Address, v.claimName())
 }
 
-// settingText describes a setting of the PF for error messages by its key. If the setting comes from the claim or its class, the
-// description also contains the value and the claim.
+// settingText names a setting of the PF by its key for error messages, with the value and the claim if it comes from the claim or its
+// class.
 func (v *vf) settingText(key string) string {
 	switch {
 	case !v.config.Has(key):
@@ -105,8 +103,7 @@ func (v *vf) settingText(key string) string {
 	return fmt.Sprintf("%s %s of the class of %s", key, v.config.Text(key), v.claimName())
 }
 
-// checkClaimed returns an error if a choice of the pod contradicts the settings of the VF's claim. A pod may only override settings of the
-// class and of the conflist.
+// checkClaimed returns an error if the pod chooses what contradicts its claim. It may override only the class and the conflist.
 func (v *vf) checkClaimed(ifname string, of vfChoice) error {
 	if v.config == nil {
 		return nil

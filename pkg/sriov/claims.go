@@ -15,13 +15,12 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// Gone reports whether the network namespace of the attachment no longer exists. Gone returns false if this process cannot see the folder
-// of namespaces, for example in a container without a mount of the folder.
+// Gone reports whether the attachment's network namespace no longer exists. It returns false if this process cannot see the folder of
+// namespaces, as in a container without a mount of it.
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
-// stillPrepared returns an error unless the claim of a VF is prepared. The caller must hold the lock of the VF. The operation unprepare
-// first changes the claim record and then waits for the lock of the VF. The VF therefore remains usable as long as the caller holds this
-// lock.
+// stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the VF's lock, and the VF remains usable as
+// long as it does: unprepare first changes the claim record and then waits for that lock.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -36,8 +35,8 @@ func (s sriov) stillPrepared(v *vf) error {
 	return nil
 }
 
-// noteReady sets the field Ready in the journal of a claim's VF after ADD has finished, and adds the VF's addresses. The device plugin
-// reads the journal to report the status of the claim.
+// noteReady adds the VF's addresses to the journal and sets Ready, once ADD has finished. The device plugin reports both in the status
+// of the claim.
 func (h *lockedVF) noteReady(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -53,9 +52,8 @@ func (h *lockedVF) noteReady(v *vf) error {
 	return h.save(j)
 }
 
-// FreeOrphan ensures that no earlier attachment has the VF before a claim uses the VF. If the attachment of the VF has ended without a DEL,
-// FreeOrphan restores the VF. FreeOrphan has no effect if the VF has no journal, or if the journal belongs to the same claim. If a pod
-// still has the VF, FreeOrphan returns an error with the name of the pod. FreeOrphan needs CAP_NET_ADMIN.
+// FreeOrphan restores a VF whose attachment has ended without a DEL, before a claim uses the VF. It fails with the pod's name if a pod
+// still has it, and is a no-op if the VF has no journal or that of the same claim. It needs CAP_NET_ADMIN.
 func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) error {
 	return withJournal(sysfs, a, log, func(n *nodeSide, h *lockedVF, j Holding) error {
 		if j.Claim != nil && j.Claim.UID == claimUID {
@@ -68,9 +66,8 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 	})
 }
 
-// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found. The folder of namespaces may be
-// invisible, for example for a process in a container. When a network namespace ends, the kernel moves the interface back to the node. If
-// the interface is not on the node, checkNotAlive therefore assumes that the namespace still exists.
+// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found, which a container may not
+// see. When a namespace ends, the kernel moves the interface back to the node: if it is not there, the namespace may still exist.
 func (n *nodeSide) checkNotAlive(j Holding) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace
@@ -93,9 +90,8 @@ func (n *nodeSide) checkNotAlive(j Holding) error {
 	return nil
 }
 
-// RestoreClaim restores the VFs of a claim's pods, as DEL does. RestoreClaim restores the VFs in the argument `recorded` and all VFs whose
-// journals contain the claim. Before a call of RestoreClaim, all containers of the claim's pods must have stopped. If a pod's namespace
-// still exists, RestoreClaim moves the VF's interface out of the namespace. RestoreClaim needs CAP_NET_ADMIN.
+// RestoreClaim restores the VFs of a claim's pods as DEL does: those in `recorded` and all whose journals contain the claim. It takes
+// their interfaces out of namespaces that still exist, so all containers of the pods must have stopped before. It needs CAP_NET_ADMIN.
 func RestoreClaim(sysfs, claimUID string, recorded []pci.Address, log *slog.Logger) error {
 	all, err := Holdings()
 	errs := []error{err}
@@ -121,7 +117,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
-// withJournal calls f() while it holds the lock of a VF. If the VF has no journal, withJournal does not call f().
+// withJournal calls f under the lock of a VF, unless the VF has no journal.
 func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, Holding) error) error {
 	h, err := lockKnown(a)
 	if h == nil {

@@ -18,14 +18,12 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// requestConfig is the validated configuration of a request.
 type requestConfig struct {
-	// Device is the VF whose address the caller passes in its request. Multus, for example, passes the address of a VF. If the caller passes
-	// no address, Device is not valid. The plugin then attaches the VFs that the kubelet allocated from the resources in the field Resources.
+	// Device is the VF whose address the caller passes, as Multus does. If it is not valid, the plugin attaches the VFs that the
+	// kubelet allocated from Resources.
 	Device    pci.Address
 	Resources []string
-	// OtherResources are resources whose VFs this plugin does not attach. Another network attaches these VFs, or the pod uses only their
-	// device files.
+	// OtherResources are those whose VFs another network attaches, or of which the pod uses only the device files.
 	OtherResources []string
 
 	Names     string          // pattern of interface names; {index} counts from 1
@@ -77,14 +75,14 @@ type rawConfig struct {
 	} `json:"runtimeConfig"`
 }
 
-// bandwidthCapability is the runtime's capability "bandwidth". Both rates are in bits per second.
+// bandwidthCapability is the runtime's capability "bandwidth", with rates in bits per second.
 type bandwidthCapability struct {
 	IngressRate uint64 `json:"ingressRate"`
 	EgressRate  uint64 `json:"egressRate"`
 }
 
 const (
-	// defaultNames is the pattern for the interface names of VFs if the main plugin also creates an interface.
+	// defaultNames is the pattern for VFs beside a main plugin that also creates an interface.
 	defaultNames   = "net{index}"
 	defaultKubelet = "/var/lib/kubelet"
 )
@@ -92,7 +90,7 @@ const (
 // isChained reports whether earlier plugins in the chain created the pod's interface.
 func isChained(r *plugin.Request) bool { return r.Prev != nil }
 
-// Keys returns an empty configuration. The function plugin.SchemaOf reads the keys of the JSON configuration from the type of this value.
+// Keys returns an empty configuration, from whose type plugin.SchemaOf reads the keys of the JSON.
 func Keys() any { return rawConfig{} }
 
 // parseConfig reads the configuration of ADD, CHECK, STATUS or GC.
@@ -123,12 +121,11 @@ func Check(r *plugin.Request) error {
 	return err
 }
 
-// Findings describes settings that are valid but do not have the effect that their names suggest. Findings does no I/O.
+// Findings describes valid settings without the effect that their names suggest. It does no I/O.
 func Findings(config []byte) []plugin.Finding {
 	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
 }
 
-// parseDevice reads the address of the VF that the caller passes.
 func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	for _, key := range []struct{ name, value string }{{"runtimeConfig.deviceID", raw.RuntimeConfig.DeviceID}, {"deviceID", raw.DeviceID},
 		{"pciBusID", raw.PCIBusID}} {
@@ -159,7 +156,6 @@ func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return nil
 }
 
-// validResources returns an error unless the list contains valid resource names without duplicates.
 func validResources(key string, list []string) error {
 	for i, name := range list {
 		if prefix, rest, ok := strings.Cut(name, "/"); !ok || prefix == "" || rest == "" || strings.ContainsAny(name, " \t\n") {
@@ -182,7 +178,7 @@ func parseNames(c *requestConfig, _ rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// inConflist converts the name of a setting to the key that a conflist uses.
+// inConflist returns the key of a setting in a conflist.
 func inConflist(key string) string {
 	switch key {
 	case "linkState":
@@ -213,10 +209,10 @@ func parseSettings(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// megabit is one Mbit/s, the unit of a PF's rate limits.
+// megabit is one Mbit/s in bit/s; a PF's rate limits are in Mbit/s.
 const megabit = 1_000_000
 
-// parseRates reads the egress limit. If the plugin runs in a chain after another plugin, the pod's egress limit does not apply to the VFs.
+// parseRates reads the egress limit. After another plugin in a chain, the pod's limit does not apply to the VFs.
 func parseRates(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	limit := raw.RuntimeConfig.Bandwidth
 	if limit == nil || isChained(r) {
@@ -257,8 +253,8 @@ func parseMAC(c *requestConfig, raw rawConfig, r *plugin.Request) (err error) {
 	return nil
 }
 
-// mergeSettings returns the settings of a VF. The settings of the VF's class and claim override the configuration. The argument `name` is a
-// function. For error messages, it converts the key of a setting to the spelling that the claim or the conflist uses.
+// mergeSettings returns the settings of a VF, in which those of its class and claim override the configuration. For error messages,
+// `name` converts a key to the spelling of the claim or the conflist.
 func (c *requestConfig) mergeSettings(over *vfconfig.Config, name func(string) string) (vfconfig.Config, error) {
 	m := vfconfig.Merge(&c.Base, over)
 	err := m.Complete(name)
@@ -290,8 +286,7 @@ func parseIPAM(c *requestConfig, raw rawConfig, r *plugin.Request) error {
 	return ipam.ValidType(c.IPAM)
 }
 
-// onPF returns the settings that a VF has on its PF after ADD has applied the wanted settings. The argument `now` contains the VF's
-// settings before ADD.
+// onPF returns a VF's settings on its PF after ADD, given those that it has before.
 func onPF(want vfconfig.Config, now kernel.VF) kernel.VF {
 	if want.VLAN != nil {
 		now.VLAN, now.QoS, now.Proto = *want.VLAN, 0, "802.1q"
@@ -316,7 +311,7 @@ func onPF(want vfconfig.Config, now kernel.VF) kernel.VF {
 	return now
 }
 
-// needsPF returns the key of the first setting that must be set on the PF, or "".
+// needsPF returns the key of the first setting that only the PF can set, or "".
 func needsPF(want vfconfig.Config) string {
 	for _, key := range []string{"vlan", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate"} {
 		if want.Has(key) && want.Text(key) != "0" {

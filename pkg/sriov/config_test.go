@@ -63,7 +63,7 @@ func TestParseRefused(t *testing.T) {
 	}
 }
 
-// TestRates: the egress limit of the pod applies to its VF, unless the configuration sets a lower limit.
+// TestRates: the pod's egress limit applies to its VF, unless the configuration has a lower one.
 func TestRates(t *testing.T) {
 	limit := object{"bandwidth": object{"egressRate": 25_500_000}}
 	for _, c := range []struct {
@@ -80,8 +80,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestWhichMAC: a MAC that the runtime passes takes precedence. In a chain, CNI_ARGS apply to the interface of the main plugin, not to the
-// VF.
+// TestWhichMAC: a MAC from the runtime takes precedence. In a chain, CNI_ARGS apply to the main plugin's interface, not to the VF.
 func TestWhichMAC(t *testing.T) {
 	runtime := object{"mac": "02:00:00:00:00:06"}
 	for _, c := range []struct {

@@ -25,7 +25,7 @@ func VFs(rec attachment.Record) (list []Attached, err error) {
 	return list, err
 }
 
-// Objects reads the record of an attachment and returns its VFs, one line for each VF.
+// Objects returns the VFs of an attachment record, one in each line.
 func Objects(rec attachment.Record) (lines []string, err error) {
 	st, err := attachment.StateOf[attachmentState](rec)
 	for _, v := range st.VFs {

@@ -18,7 +18,7 @@ func (l testLab) driverOf(address string) string {
 	return filepath.Base(target)
 }
 
-// boundAt returns the time at which a VF's driver was last bound.
+// boundAt returns when a VF's driver was last bound.
 func (l testLab) boundAt(address string) time.Time {
 	info, err := os.Lstat(filepath.Join(l.sriov.sysfs, "bus/pci/devices", address, "driver"))
 	if err != nil {
@@ -27,8 +27,7 @@ func (l testLab) boundAt(address string) time.Time {
 	return info.ModTime()
 }
 
-// onBinding calls f() once, when the VF's network driver is bound again. If the driver is not bound again, onBinding calls f() at the end
-// of the test.
+// onBinding calls f once, when the VF's network driver is bound again or else when the test ends.
 func (l testLab) onBinding(address string, f func(net string)) {
 	l.Helper()
 	net, before := filepath.Join(pcitest.Folder(l.T, l.sriov.sysfs, address), "net"), l.boundAt(address)
@@ -50,7 +49,7 @@ func (l testLab) onBinding(address string, f func(net string)) {
 	l.Cleanup(func() { close(end); <-done })
 }
 
-// TestDriver: a VF for a user space program has no interface in the pod. When the pod ends, DEL binds the VF to its former driver again.
+// TestDriver: a VF for a user space program has no interface in the pod, and DEL binds its former driver again.
 func TestDriver(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t, "driver", "vfio-pci")
@@ -73,8 +72,7 @@ func TestDriver(t *testing.T) {
 	l.isGolden()
 }
 
-// TestRebind (V-08): if the configuration requests a rebind, DEL binds the driver of the VF again. After this rebind, the interface has
-// its former settings.
+// TestRebind: if the configuration asks for it, DEL rebinds the VF's driver. The interface then has its former settings.
 func TestRebind(t *testing.T) {
 	l := newLab(t, "rebind", true)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)

@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestFeatures compares the functions of package pci for device features with package ethtool. Features must return the features that
-// ethtool lists, and SetFeatures must change them.
+// TestFeatures compares Features and SetFeatures of package pci with package ethtool.
 func TestFeatures(t *testing.T) {
 	const ifname, feature = "ens0f0v0", "tx-tcp-segmentation"
 	newLab(t)

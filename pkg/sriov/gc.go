@@ -11,9 +11,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// RestoreOrphans restores the orphaned VFs of ended pods. Each restored VF causes one log line. RestoreOrphans is useful for runtimes that
-// do not call GC. RestoreOrphans skips VFs whose interface is not on the node, and VFs of user space programs, because a pod may still use
-// such a VF. The next ADD checks the skipped VFs. RestoreOrphans needs CAP_NET_ADMIN.
+// RestoreOrphans restores the VFs of ended pods, with a log line each, for runtimes that do not call GC. It skips VFs whose interface
+// is not on the node and those of user space programs, because a pod may still use them; the next ADD checks these. RestoreOrphans
+// needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := Holdings()
 	errs := []error{err}
@@ -23,8 +23,7 @@ func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// restoreOrphan restores a VF if its interface is on the node. The lock of the VF ensures that no other process moves the interface at the
-// same time.
+// restoreOrphan restores a VF if its interface is on the node. The VF's lock keeps others from moving the interface meanwhile.
 func restoreOrphan(n *nodeSide, h *lockedVF, j Holding) error {
 	c, err := n.readCard(j.Address)
 	if isMissing(err) || err == nil && c.link.Index == 0 {
@@ -49,7 +48,7 @@ func (s sriov) gc(r *plugin.Request) error {
 	return errors.Join(gc.Err(), s.collectJournals(r), s.collectLeases(r))
 }
 
-// collectJournals restores the VFs of stale attachments that have no record.
+// collectJournals restores the VFs of stale attachments without a record.
 func (s sriov) collectJournals(r *plugin.Request) error {
 	all, err := Holdings()
 	errs := []error{err}

@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// TestTwice: the conflist has two sriov entries. The second entry does not attach the VFs of the first entry.
+// TestTwice: the second sriov entry of a conflist does not attach the VFs of the first.
 func TestTwice(t *testing.T) {
 	l := newLab(t)
 	*l.devices = []poddevices.Device{{Namespace: "shop", Pod: "web-0", Resource: fast, ID: vf0}}
@@ -63,7 +63,7 @@ func newHiddenVF(t *testing.T) testLab {
 	return l
 }
 
-// TestResetHidden: a reset is refused if a pod has hidden the VF or if the pod's namespace cannot be opened.
+// TestResetHidden: a reset is refused if a pod has hidden the VF or its namespace cannot be opened.
 func TestResetHidden(t *testing.T) {
 	l := newHiddenVF(t)
 	bound := l.boundAt(vf0)
@@ -71,8 +71,8 @@ func TestResetHidden(t *testing.T) {
 		!strings.Contains(err.Error(), "its interface is in another namespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// The path of the network namespace is a symbolic link to itself, so the plugin cannot open the namespace. A path in another mount
-	// namespace causes a similar error.
+	// The path of the namespace is a symbolic link to itself, which cannot be opened. A path in another mount namespace causes a
+	// similar error.
 	must(t, os.Rename(l.journalOf(vf0), l.journalOf(vf0)+"~"))
 	data, err := os.ReadFile(l.journalOf(vf0) + "~")
 	loop := filepath.Join(t.TempDir(), "loop")
@@ -86,13 +86,13 @@ func TestResetHidden(t *testing.T) {
 	}
 }
 
-// networkLeases returns the leases of a network.
 func networkLeases(network string) []string {
 	found, _ := filepath.Glob("/var/lib/cni/networks/" + network + "/[0-9]*")
 	return found
 }
 
-// TestDelReadsOwnLeases: DEL has the addresses of each VF in its record, and reads no other lease. It would log a folder in place of one.
+// TestDelReadsOwnLeases: DEL has the addresses of each VF in its record and reads no other lease, which is a folder here and would be
+// logged.
 func TestDelReadsOwnLeases(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
@@ -108,8 +108,7 @@ func TestDelReadsOwnLeases(t *testing.T) {
 	}
 }
 
-// TestGCSpares: GC keeps the addresses of pods with unreadable records, and collects others. GC also keeps addresses that another plugin
-// has not released.
+// TestGCSpares: GC keeps the addresses of pods with unreadable records, and those that another plugin has not released.
 func TestGCSpares(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}})
 	l.allocate(vf0)
@@ -132,7 +131,7 @@ func TestGCSpares(t *testing.T) {
 	}
 	must(t, os.WriteFile(record, good, 0o600))
 
-	// The record of plugin bridge shows that the attachment with this lease is not removed yet.
+	// With a record of plugin bridge, this lease belongs to an attachment that is not removed yet.
 	key := attachment.Key{Network: "net", ContainerID: "stale", IfName: "eth0"}
 	must(t, os.MkdirAll("/var/lib/cni/networks/net", 0o755),
 		os.WriteFile("/var/lib/cni/networks/net/10.61.0.9", []byte("stale\r\neth0"), 0o644),
@@ -149,7 +148,7 @@ func TestGCSpares(t *testing.T) {
 	l.del("live")
 }
 
-// TestDefaultRoute: the pod keeps its default route and gets no second default route through the VF.
+// TestDefaultRoute: the pod keeps its default route and gets no second one through the VF.
 func TestDefaultRoute(t *testing.T) {
 	l := newLab(t, "ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "192.0.2.0/24"}}},
 		"routes": []any{object{"dst": "0.0.0.0/0"}, object{"dst": "198.51.100.0/24"}}})
@@ -177,8 +176,8 @@ func TestDefaultRoute(t *testing.T) {
 	must(t, l.host.DelLink("uplink"))
 }
 
-// TestCheckOldVersions: older CNI results contain no PCI addresses. CHECK still returns an error if the record is lost. CHECK accepts an
-// MTU that is lower than the configured MTU, because a later plugin may reduce the MTU without changing the CNI result.
+// TestCheckOldVersions: older CNI results have no PCI addresses. CHECK still fails without the record. It accepts a lower MTU than
+// configured, because a later plugin may reduce it without changing the result.
 func TestCheckOldVersions(t *testing.T) {
 	for _, version := range []string{"1.1.0", "1.0.0", "0.4.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -200,8 +199,7 @@ func TestCheckOldVersions(t *testing.T) {
 	}
 }
 
-// TestDaemonBreaks: the device plugin drops the connection or has another protocol version. If the device plugin fails, plugin sriov asks
-// the kubelet, and ADD succeeds.
+// TestDaemonBreaks: if the device plugin drops the connection or has another protocol version, ADD asks the kubelet and succeeds.
 func TestDaemonBreaks(t *testing.T) {
 	l := newLab(t)
 	l.sriov.socket = filepath.Join(t.TempDir(), "s")
@@ -224,7 +222,7 @@ func TestDaemonBreaks(t *testing.T) {
 	}
 }
 
-// TestForeignArguments: the IPAM plugin of the VF does not receive the address that was requested for the pod's main interface.
+// TestForeignArguments: the VF's IPAM plugin does not get the address that was requested for the pod's main interface.
 func TestForeignArguments(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

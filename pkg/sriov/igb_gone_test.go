@@ -15,14 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// writeSysfs writes to a file below the PCI bus in sysfs.
 func writeSysfs(t *testing.T, file, text string) {
 	t.Helper()
 	must(t, os.WriteFile(filepath.Join(pci.Sysfs, "bus/pci", file), []byte(text), 0o600))
 }
 
-// TestIGBGone (F-33): the test removes VFs in every possible way while pods use the VFs. CHECK reports the removal, and DEL succeeds. The
-// new VFs are free and have no settings of earlier pods.
+// TestIGBGone removes VFs in every possible way while pods use them. CHECK reports it and DEL succeeds. The new VFs are free, without
+// settings of earlier pods.
 func TestIGBGone(t *testing.T) {
 	l := newIGB(t)
 	pf := kerneltest.RealPF(t)
@@ -43,8 +42,8 @@ func TestIGBGone(t *testing.T) {
 	}
 }
 
-// checkRemovedVFs removes the VFs of a pod and runs CHECK and DEL. If the last argument is true, checkRemovedVFs creates new VFs before
-// DEL. The new VFs must have the default settings of the kernel.
+// checkRemovedVFs removes the VFs of a pod and runs CHECK and DEL. If `again`, it creates new VFs before DEL; they must have the
+// kernel's default settings.
 func (l igb) checkRemovedVFs(away, back func(), again bool) {
 	l.Helper()
 	first, second := l.nic.VFs[0].Device, l.nic.VFs[1].Device
@@ -87,8 +86,8 @@ func (l igb) recreateVFs() {
 	kerneltest.RealNIC(l.T, 2)
 }
 
-// TestIGBPodDies (F-34, F-35): when a namespace ends, the kernel moves its VF to the node. The test covers a VF that keeps its name from
-// the pod and a VF that gets another name. DEL finds the VF by its PCI address, even if the runtime passes no namespace.
+// TestIGBPodDies: when a namespace ends, the kernel moves its VF to the node, under its name from the pod or another. DEL finds it by
+// its PCI address, even without a namespace from the runtime.
 func TestIGBPodDies(t *testing.T) {
 	l := newIGB(t)
 	for _, netns := range []string{"named", ""} {
@@ -113,15 +112,14 @@ func TestIGBPodDies(t *testing.T) {
 			}
 		}
 	}
-	// In this call of DEL, the runtime passes no namespace, although the namespace exists.
+	// The runtime passes no namespace although it exists.
 	l.second()
 	l.add("a", "vlan", 100)
 	must(t, l.changeAll("net1"))
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestIGBNamesTaken (F-34): another interface has the former name of the VF. The other interface keeps the name, and the VF gets a name
-// that is derived from its PCI address.
+// TestIGBNamesTaken: an interface that has the VF's former name keeps it, and the VF gets a name from its PCI address.
 func TestIGBNamesTaken(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -141,8 +139,8 @@ func TestIGBNamesTaken(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBHidden (F-34): DEL takes the VF from a pod that has hidden it in another namespace, even if another interface of the pod has the
-// former name of the VF.
+// TestIGBHidden: DEL takes the VF from a pod that has hidden it in another namespace, even if another of its interfaces has the VF's
+// former name.
 func TestIGBHidden(t *testing.T) {
 	l := newIGB(t)
 	cellar := kerneltest.NewPod(t)
@@ -174,8 +172,7 @@ func TestIGBHidden(t *testing.T) {
 	}
 }
 
-// TestIGBOnePod (F-36): two pods ask for the same VF, but only one pod gets the VF. A late DEL of the earlier pod does not remove the VF
-// from the new pod.
+// TestIGBOnePod: of two pods that ask for the same VF, one gets it. A late DEL of an earlier pod does not take it from the new one.
 func TestIGBOnePod(t *testing.T) {
 	l := newIGB(t, "vlan", 100)
 	vf := l.second()
@@ -189,7 +186,6 @@ func TestIGBOnePod(t *testing.T) {
 	l.OK(old.Call("DEL", "a", "CNI_NETNS", ""))
 	l.OK(b.check())
 	l.del("b")
-	// A live pod has moved its VF out of the pod's namespace.
 	old = l.otherPod()
 	old.add("c")
 	home, err := l.host.File()

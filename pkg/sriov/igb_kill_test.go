@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// binaryPath builds a program for the tests and returns its path.
+// binaryPath builds a program and returns its path.
 func binaryPath(t *testing.T, folder, name string) string {
 	t.Helper()
 	path := filepath.Join(os.Getenv(folder), name)
@@ -27,12 +27,11 @@ func binaryPath(t *testing.T, folder, name string) string {
 	return path
 }
 
-// killFault is the environment variable that kills the plugin at its nth fault point. A fault point is a place in the code at which tests
-// can cause a fault. In the code, a fault point is named "moment".
+// killFault is the environment variable that kills the plugin at its nth fault point, a place at which tests can cause a fault
+// ("moment" in the code).
 const killFault = "PODLACE_RUN_AT=%d kill -KILL $PPID"
 
-// runWithFault runs the plugin with a fault at the nth change or fault point. runWithFault also returns the list of the fault points that
-// the plugin reached.
+// runWithFault runs the plugin with a fault at the nth change or fault point, and returns the fault points that it reached.
 func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o outcome, moments []string) {
 	l.Helper()
 	l.publish() // to the program that runs now
@@ -54,8 +53,7 @@ func (l igb) runWithFault(fault string, at int, verb, id string, keys ...any) (o
 	return o, strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// runKilled runs a CNI command and kills the plugin at the nth fault point. The second result of runKilled is true if the plugin reached
-// fewer than n fault points.
+// runKilled kills the plugin at the nth fault point of a CNI command. done is true if it has fewer.
 func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done bool) {
 	l.Helper()
 	o, moments := l.runWithFault(killFault, at, verb, id, keys...)
@@ -68,8 +66,7 @@ func (l igb) runKilled(at int, verb, id string, keys ...any) (where string, done
 	return moments[at-1], false
 }
 
-// findResidue describes the state that the plugin should have removed: VFs that are not restored, records, and an unexpected number of
-// leases.
+// findResidue describes what should have been removed: VFs that are not restored, records, and leases beyond the expected number.
 func (l igb) findResidue(leases int) (dirt string) {
 	l.Helper()
 	dirt = cmp.Diff(l.golden, l.nodeLinks())
@@ -90,14 +87,14 @@ func (l igb) findResidue(leases int) (dirt string) {
 	return dirt
 }
 
-// everySetting returns the VF settings for tests that kill the plugin. The list contains every kind of setting that the driver supports.
+// everySetting returns every kind of VF setting that the driver supports.
 func everySetting() []any {
 	return []any{"vlan", 100, "vlanQoS", 3, "mac", "02:00:00:00:aa:01", "spoofchk", "on", "trust", "on", "max_tx_rate", 100, "mtu", 1400,
 		"ipam", object{"type": "host-local", "ranges": []any{[]any{object{"subnet": "10.61.0.0/24"}}}}}
 }
 
-// killSweep runs a CNI command once for each fault point and kills the plugin at this fault point. After each kill, killSweep calls
-// after() to clean up. killSweep counts the fault points at which a kill leaves residue.
+// killSweep runs a CNI command once for each fault point, kills it there, and calls `after` to clean up. It counts the fault points at
+// which a kill leaves residue.
 func (l igb) killSweep(what string, before func(l igb, id string), verb string, after func(l igb, id string) (dirt string)) {
 	points, dirty := 0, 0
 	for at, done := 1, false; !done; at++ {
@@ -115,7 +112,7 @@ func (l igb) killSweep(what string, before func(l igb, id string), verb string, 
 	l.Logf("%s: killed at %d points, %d times the VFs were dirty afterwards", what, points, dirty)
 }
 
-// attachNext attaches the VF to a pod that configures no settings, and returns all differences from the initial state.
+// attachNext attaches the VF to a pod that configures nothing, and returns all differences from the initial state.
 func (l igb) attachNext(index int, old string) (dirt string) {
 	pod := l.otherPod()
 	a := pod.add("next")
@@ -129,8 +126,7 @@ func (l igb) attachNext(index int, old string) (dirt string) {
 	return l.findResidue(0)
 }
 
-// TestIGBKillAdd (F-31) kills the plugin at every fault point of an ADD. After the kill, DEL restores the VF, and the next pod gets the VF
-// in the initial state.
+// TestIGBKillAdd kills an ADD at every fault point. DEL then restores the VF, and the next pod gets it in its initial state.
 func TestIGBKillAdd(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -140,8 +136,7 @@ func TestIGBKillAdd(t *testing.T) {
 	})
 }
 
-// TestIGBKillAddOnly (F-31, F-36): an ADD is killed, and its pod ends. Another pod then gets the VF before the runtime calls DEL for the
-// first pod.
+// TestIGBKillAddOnly kills an ADD whose pod then ends. Another pod gets the VF before the runtime calls DEL for the first one.
 func TestIGBKillAddOnly(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -151,7 +146,7 @@ func TestIGBKillAddOnly(t *testing.T) {
 	})
 }
 
-// TestIGBKillDel (F-31) kills the plugin at every fault point of a DEL. The next DEL completes the removal.
+// TestIGBKillDel kills a DEL at every fault point. The next one completes it.
 func TestIGBKillDel(t *testing.T) {
 	l := newIGB(t)
 	l.second()
@@ -164,13 +159,13 @@ func TestIGBKillDel(t *testing.T) {
 	})
 }
 
-// TestIGBLives (F-31, F-32) creates and removes many pods in a row. Each CNI command gets a random fault: a change fails, or the plugin is
-// killed at a fault point. The probability is 5 % for each change or fault point.
+// TestIGBLives creates and removes many pods in a row. At each change or fault point, a change fails or the plugin is killed with a
+// probability of 5 %.
 func TestIGBLives(t *testing.T) {
 	const lives = 100
 	l := newIGB(t)
 	random := rand.New(rand.NewPCG(1, 2))
-	// misfortune() returns the number of the change at which the fault occurs.
+	// misfortune returns the number of the change at which the fault occurs.
 	misfortune := func() (n int) {
 		for n = 1; random.Float64() > 0.05; n++ {
 		}

@@ -15,13 +15,13 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// The type endpoint is a sender or receiver of packets: a pod or the node.
+// endpoint sends or receives packets: a pod or the node.
 type endpoint struct {
 	do func(func() error) error
 	ip netip.Addr
 }
 
-// endOf returns the pod as an endpoint, with the first IPv4 address of one of its interfaces.
+// endOf returns the pod as an endpoint, with the first IPv4 address of an interface.
 func (a attachedPod) endOf(name string) (e endpoint) {
 	a.Helper()
 	e.do = a.Pod.Do
@@ -42,7 +42,7 @@ func (a attachedPod) endOf(name string) (e endpoint) {
 	return e
 }
 
-// canReach reports whether at least one of many packets arrives within a given time.
+// canReach reports whether at least one of many packets arrives in time.
 func (e endpoint) canReach(t *testing.T, to endpoint, within time.Duration) bool {
 	t.Helper()
 	var in *net.UDPConn
@@ -67,14 +67,13 @@ func (e endpoint) canReach(t *testing.T, to endpoint, within time.Duration) bool
 	return false
 }
 
-// The constant patience is the maximum time until a packet must arrive. The constant inVain is the time to wait for a packet that must not
-// arrive. The times are long because the machine is emulated.
+// patience is the time for a packet that must arrive, inVain that for one that must not. Both are long because the machine is emulated.
 const (
 	patience = 20 * time.Second
 	inVain   = time.Second
 )
 
-// TestIGBTraffic: pods reach each other and the node through their VFs. Through a VLAN, a pod reaches only the pods in that VLAN.
+// TestIGBTraffic: pods reach each other and the node through their VFs, and in a VLAN only the pods of that VLAN.
 func TestIGBTraffic(t *testing.T) {
 	l := newIGB(t, "ipam", ranges())
 	pf, own := l.pf(), netip.MustParsePrefix("10.61.0.250/24")
@@ -116,8 +115,8 @@ func TestIGBTraffic(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBMAC (S-31): a tenant cannot change the MAC that the PF set, unless the VF is trusted. Packets with the MAC that the PF set reach
-// other pods. The test cannot cover forged MACs, because QEMU's emulated card ignores spoofchk.
+// TestIGBMAC: a tenant cannot change the MAC that the PF set, with which packets arrive, unless the VF is trusted. Forged MACs are not
+// covered, because QEMU's emulated card ignores spoofchk.
 func TestIGBMAC(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "mac", "02:00:00:00:aa:01", "ipam", ranges())
 	l.second()
@@ -144,8 +143,7 @@ func TestIGBMAC(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBDuplicate: the VF gets an IPv6 address that another host on the cable already has. ADD detects the duplicate address and restores
-// the VF.
+// TestIGBDuplicate: ADD detects an IPv6 address that another host on the cable has, and restores the VF.
 func TestIGBDuplicate(t *testing.T) {
 	of := func(subnet string) object {
 		return object{"type": "host-local", "ranges": []any{[]any{object{"subnet": subnet}}}}

@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestIGBReset (V-08): an orphaned VF has its default settings after a reset of its function. The VF has no driver during the reset.
-// 'podlace sriov reset' refuses a VF that a pod uses.
+// TestIGBReset: an orphaned VF, without a driver during the reset of its function, has its default settings afterwards. A VF that a pod
+// uses is refused.
 func TestIGBReset(t *testing.T) {
 	l := newIGB(t)
 	vf := l.second()
@@ -22,7 +22,7 @@ func TestIGBReset(t *testing.T) {
 		return string(out), err
 	}
 	l.add("a", "mtu", 1300, "trust", "on", "vlan", 100)
-	*l.devices = nil // in the view of the kubelet and of the device plugin
+	*l.devices = nil // as the kubelet and the device plugin see it
 	l.publish()
 	if out, err := run("--yes"); err == nil || !strings.Contains(out, "pod shop/web-0 has it since") {
 		t.Errorf("%v: %s", err, out)

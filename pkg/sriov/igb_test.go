@@ -29,7 +29,7 @@ type igb struct {
 	nic kerneltest.NIC
 }
 
-// newIGB creates the VFs again. The first VF has the default settings of the kernel, and the second VF has settings of an admin.
+// newIGB creates the VFs again, the first with the kernel's default settings, the second with an admin's.
 func newIGB(t *testing.T, keys ...any) igb {
 	t.Helper()
 	pf := kerneltest.RealPF(t)
@@ -39,9 +39,8 @@ func newIGB(t *testing.T, keys ...any) igb {
 	must(t, err)
 	t.Cleanup(host.Close)
 	l := igb{testLab: unsetLab(t, host)}
-	// When a PF is set up, the PF forgets the MACs of its VFs. Each VF's driver later reports the MAC to the PF again. The igb driver of
-	// Linux 6.12 crashes if the kernel sets the PF's multicast addresses while VFs are removed. With IPv6, the kernel can set the PF's
-	// multicast addresses at any time, so newIGB disables IPv6 on the PF.
+	// A PF that is set up forgets the MACs of its VFs until their drivers report them again. IPv6 is disabled on it because the kernel
+	// could set its multicast addresses at any time, at which the igb driver of Linux 6.12 crashes while VFs are removed.
 	must(t, host.Set(kernel.Sysctl{Path: "ipv6/conf/" + l.pf().Name + "/disable_ipv6", Value: "1"}), host.SetUp(l.pf()))
 	kerneltest.Await(t, "the PF has a carrier", func() bool { return l.pf().Runs })
 	l.nic = kerneltest.RealNIC(t, 2)
@@ -64,7 +63,7 @@ func newIGB(t *testing.T, keys ...any) igb {
 	return l
 }
 
-// asAdmin changes settings of the VFs in the role of an admin.
+// asAdmin changes settings of the VFs as an admin would.
 func (l igb) asAdmin() {
 	l.Helper()
 	first, second := l.link(l.nic.VFs[0].Name), l.link(l.nic.VFs[1].Name)
@@ -81,7 +80,6 @@ func (l igb) pf() kernel.Link {
 	return l.link(kerneltest.Interface(l.T, kerneltest.RealPF(l.T)))
 }
 
-// asPF returns the VF's settings on the PF.
 func (l igb) asPF(index int) kernel.VF {
 	l.Helper()
 	vf, ok, err := l.host.VF(l.pf(), index)
@@ -91,7 +89,7 @@ func (l igb) asPF(index int) kernel.VF {
 	return vf
 }
 
-// cardNow describes each VF: its driver, its settings on the PF, and its interface if the interface is on the node.
+// cardNow describes each VF: driver, settings on the PF, and interface if that is on the node.
 func (l igb) cardNow() string {
 	l.Helper()
 	var b strings.Builder
@@ -112,14 +110,13 @@ func (l igb) otherPod() igb {
 	return l
 }
 
-// forSubtest returns the same lab for a subtest.
 func (l igb) forSubtest(t *testing.T) igb {
 	l.T = t
 	l.card = l.cardNow
 	return l
 }
 
-// The methods first() and second() allocate the first or the second VF to the pod.
+// first and second allocate the first or the second VF to the pod.
 func (l igb) first() string {
 	l.allocate(l.nic.VFs[0].Device)
 	return l.nic.VFs[0].Device
@@ -130,8 +127,7 @@ func (l igb) second() string {
 	return l.nic.VFs[1].Device
 }
 
-// changeAll makes every change to the pod's interface that a tenant can make. changeAll returns the kernel's error for the change of the
-// MAC.
+// changeAll makes every change to the pod's interface that a tenant can make, and returns the kernel's error for that of the MAC.
 func (l igb) changeAll(name string) (mac error) {
 	l.Helper()
 	l.changeAsTenant(name)
@@ -144,8 +140,7 @@ func (l igb) changeAll(name string) (mac error) {
 	return mac
 }
 
-// isDefault checks the interface of a pod for which no settings are configured. In the pod, the interface must have the properties that it
-// has on the node, except for its names.
+// isDefault checks that a pod's interface without configured settings is as on the node, except for its names.
 func (l igb) isDefault(name string, index int) {
 	l.Helper()
 	var was string
@@ -163,8 +158,7 @@ func (l igb) isDefault(name string, index int) {
 	}
 }
 
-// TestIGBLife (F-31, S-30) uses real VFs with every setting that their driver supports. The test reads each setting back from the kernel.
-// After any changes by a tenant, DEL restores the VFs.
+// TestIGBLife reads back every setting that the driver of real VFs supports. DEL restores the VFs after any changes by a tenant.
 func TestIGBLife(t *testing.T) {
 	l := newIGB(t)
 	const admin = "02:00:00:00:aa:01"
@@ -201,8 +195,8 @@ func TestIGBLife(t *testing.T) {
 	}
 }
 
-// TestIGBTenant (S-30, S-31): no settings are configured. Although a tenant changes all properties of the VF, the next pod gets the VF in
-// its initial state.
+// TestIGBTenant: without configured settings, the next pod gets the VF in its initial state although a tenant has changed all its
+// properties.
 func TestIGBTenant(t *testing.T) {
 	l := newIGB(t)
 	for index, vf := range []string{l.first(), l.second()} {
@@ -217,7 +211,7 @@ func TestIGBTenant(t *testing.T) {
 	}
 }
 
-// TestIGBMain: VFs are the main interfaces of pods. The egress limit that the runtime passes applies to these VFs.
+// TestIGBMain: VFs are the pods' main interfaces, to which the egress limit from the runtime applies.
 func TestIGBMain(t *testing.T) {
 	l := newIGB(t, "prevResult", nil, "runtimeConfig", object{"bandwidth": object{"egressRate": 50_000_000}})
 	l.allocate(l.nic.VFs[1].Device, l.nic.VFs[0].Device)
@@ -233,8 +227,7 @@ func TestIGBMain(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBRefused (F-32): the PF's driver refuses a setting. The error of ADD contains the key of the refused setting, and ADD undoes its
-// earlier changes.
+// TestIGBRefused: the PF's driver refuses a setting, whose key is in the error of ADD, and ADD undoes its earlier changes.
 func TestIGBRefused(t *testing.T) {
 	l := newIGB(t, "vlan", 100, "mac", "02:00:00:00:aa:01", "trust", "on", "mtu", 1400)
 	for _, vf := range []string{l.first(), l.second()} {
@@ -270,8 +263,8 @@ func TestIGBRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its VFIO group can be opened. After DEL, the interface of the
-// VF has its former name. If a pod ends without DEL, a late DEL of this pod does not change the VF of the next pod.
+// TestIGBUserspace: a VF for a user space program is bound to vfio-pci, and its VFIO group can be opened. DEL restores the interface's
+// name. A late DEL of a pod does not change the VF of the next one.
 func TestIGBUserspace(t *testing.T) {
 	l := newIGB(t, "driver", "vfio-pci", "mac", "02:00:00:00:aa:01", "vlan", 100)
 	for index, vf := range []string{l.first(), l.second()} {

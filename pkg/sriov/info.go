@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// defaultInfoDir is the default folder for device-info files, from the CNI device information specification.
+// defaultInfoDir is the default folder of the CNI device information specification.
 const defaultInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
 func parseInfo(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
@@ -29,7 +29,7 @@ func parseInfo(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 	return nil
 }
 
-// resolveVarRun replaces /var/run with /run, because /var/run is a symbolic link.
+// resolveVarRun replaces /var/run by /run, to which it is a symbolic link.
 func resolveVarRun(path string) string {
 	if strings.HasPrefix(path, "/var/run/") {
 		return strings.TrimPrefix(path, "/var")
@@ -37,7 +37,7 @@ func resolveVarRun(path string) string {
 	return path
 }
 
-// infoPath returns the path of a VF's device-info file. A pod can compute the path of this file from its own UID and its interface name.
+// infoPath returns the path of a VF's device-info file, which a pod can compute from its UID and its interface name.
 func (c requestConfig) infoPath(r *plugin.Request, v vf) string {
 	if v.Default == r.IfName && c.InfoFile != "" {
 		return filepath.Clean(c.InfoFile)
@@ -45,7 +45,6 @@ func (c requestConfig) infoPath(r *plugin.Request, v vf) string {
 	return filepath.Join(c.InfoDir, strings.ReplaceAll(cmp.Or(r.Pod.UID, r.ContainerID), "/", "-")+"-"+v.Name+"-device.json")
 }
 
-// writeInfo writes the device-info file of a VF.
 func writeInfo(path string, d pci.Device) error {
 	dir, err := store.Make(filepath.Dir(path), 0o755)
 	if err == nil {
@@ -58,8 +57,7 @@ func writeInfo(path string, d pci.Device) error {
 	return nil
 }
 
-// removeInfo removes the device-info file of a VF. removeInfo only logs errors, because an error must not prevent the restoration of the
-// VF.
+// removeInfo removes a device-info file. It only logs errors, which must not prevent the restoration of the VF.
 func (n *nodeSide) removeInfo(path string) {
 	if path == "" {
 		return

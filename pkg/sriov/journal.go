@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// JournalFolder contains one journal for each VF that is attached or not restored yet. The name of a journal is the PCI address of its VF.
+	// JournalFolder has a journal for each VF that is attached or not restored yet, named after the VF's PCI address.
 	JournalFolder = store.Root + "/" + attachment.Journals
 	vfsLock       = ".lock"
 
@@ -31,7 +31,7 @@ const (
 	maxAltName    = 127 // ALTIFNAMSIZ of the kernel, without the final zero
 )
 
-// Holding is the content of a VF's journal: the attachment that has the VF, and the state of the VF before the attachment.
+// Holding is the content of a journal: the attachment that has the VF, and the VF's state before it.
 type Holding struct {
 	Format         int            `json:"format"`
 	Address        pci.Address    `json:"address"`
@@ -66,7 +66,7 @@ type formerState struct {
 	Driver string     `json:"driver,omitempty"`
 	PF     *kernel.VF `json:"pf,omitempty"` // settings on the PF; nil if the PF is not in the plugin's namespace
 
-	// The following fields are settings of the VF's interface. Name is "" if the VF had no interface.
+	// Settings of the VF's interface. Name is "" if it had none.
 	Name     string           `json:"name,omitempty"`
 	AltNames []string         `json:"altnames,omitempty"`
 	Alias    string           `json:"alias,omitempty"`
@@ -80,14 +80,13 @@ type formerState struct {
 	Features []string         `json:"features,omitempty"` // enabled features; empty if the kernel reports none
 }
 
-// lockedVF is a VF whose lock this process holds. A process holds the lock of at most one VF at a time.
+// lockedVF is a VF whose lock this process holds, at most one at a time.
 type lockedVF struct {
 	address pci.Address
 	dir     *store.Dir
 	lock    *store.Lock
 }
 
-// lock() locks a VF.
 func lock(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Make(JournalFolder, 0o700)
 	if err != nil {
@@ -96,7 +95,7 @@ func lock(a pci.Address) (*lockedVF, error) {
 	return lockVF(dir, a)
 }
 
-// lockKnown locks a VF that may have a journal. If the node has no folder of journals, lockKnown returns nil.
+// lockKnown locks a VF that may have a journal, or returns nil if the node has no folder of journals.
 func lockKnown(a pci.Address) (*lockedVF, error) {
 	dir, err := store.Open(JournalFolder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,8 +118,8 @@ func lockVF(dir *store.Dir, a pci.Address) (*lockedVF, error) {
 
 func (h *lockedVF) close() { h.lock.Unlock(); h.dir.Close() }
 
-// load() reads the journal of a VF. The second result of load() is false if the VF has no journal. An unreadable journal causes an error,
-// because the former settings of the VF are stored only in the journal.
+// load reads the journal of a VF; ok is false if there is none. An unreadable one is an error, because the VF's former settings are
+// nowhere else.
 func (h *lockedVF) load() (j Holding, ok bool, err error) {
 	data, err := h.dir.Read(h.address.String())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,9 +166,8 @@ func parseJournal(data []byte, a pci.Address) (j Holding, err error) {
 	return j, err
 }
 
-// save() writes the journal. The journal is synced to disk, because the former settings of a VF are stored only in the journal. Attachment
-// records are not synced. The plugin can rebuild a lost record from the kernel's state and from the names of its objects, because these
-// names are derived from the attachment's key.
+// save writes the journal and syncs it to disk, because the VF's former settings are nowhere else. Attachment records are not synced: a
+// lost one can be rebuilt from the kernel's objects, whose names come from the attachment's key.
 func (h *lockedVF) save(j Holding) error {
 	data, err := json.Marshal(j)
 	if err == nil {
@@ -181,16 +179,15 @@ func (h *lockedVF) save(j Holding) error {
 	return nil
 }
 
-// removeJournal removes the journal.
 func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 
-// journalsOf returns the journals of all VFs of an attachment.
+// journalsOf returns the journals of an attachment's VFs.
 func journalsOf(owner attachment.Key) ([]Holding, error) {
 	all, err := Holdings()
 	return slices.DeleteFunc(all, func(j Holding) bool { return j.Owner != owner }), err
 }
 
-// Holdings returns all readable journals. It reads them without taking the locks of the VFs.
+// Holdings returns all readable journals, without taking the VFs' locks.
 func Holdings() (all []Holding, err error) {
 	dir, err := store.Open(JournalFolder)
 	if errors.Is(err, fs.ErrNotExist) {

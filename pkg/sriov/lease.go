@@ -36,8 +36,7 @@ func (s sriov) leaseAddresses(j *requestJob, v *vf) error {
 	return nil
 }
 
-// ipamRequest returns the request that is passed to the IPAM plugin for the interface of a VF. Each interface of the pod gets its own
-// addresses.
+// ipamRequest returns the request to the IPAM plugin for the interface of a VF. Each interface of the pod gets its own addresses.
 func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Request {
 	as := *r
 	own := !chained && v.Name == r.IfName // the runtime's wishes apply to the pod's own interface only
@@ -56,7 +55,7 @@ func (s sriov) ipamRequest(r *plugin.Request, chained bool, v vf) *plugin.Reques
 	return &as
 }
 
-// withIPs returns a copy of the configuration that requests exactly the given addresses.
+// withIPs returns a copy of the configuration that requests exactly these addresses.
 func withIPs(config []byte, ips []string) []byte {
 	var raw struct {
 		Runtime map[string]json.RawMessage `json:"runtimeConfig"`
@@ -87,8 +86,8 @@ func (s sriov) releaseAddresses(r *plugin.Request, st attachmentState, v vf) err
 	return s.ipam.Del(as, of)
 }
 
-// checkLease runs CHECK of the IPAM plugin for the addresses of a VF. checkLease builds a prevResult with only the addresses of the VF,
-// because the prevResult of the request can contain other addresses.
+// checkLease runs CHECK of the IPAM plugin with a prevResult of this VF's addresses alone, because that of the request can contain
+// others.
 func (s sriov) checkLease(j *requestJob, v vf) error {
 	of := ipam.Type(j.st.IPAM)
 	if err := ipam.ValidType(of); err != nil {
@@ -112,8 +111,8 @@ func (s sriov) checkLease(j *requestJob, v vf) error {
 	return s.ipam.Check(as, of)
 }
 
-// collectLeases runs GC of the IPAM plugin. collectLeases keeps the leases of all attachments with a record, including the attachments of
-// other plugins. collectLeases also keeps the leases of VFs that are not restored yet.
+// collectLeases runs GC of the IPAM plugin. It keeps the leases of all attachments with a record, also of other plugins, and of VFs
+// that are not restored yet.
 func (s sriov) collectLeases(r *plugin.Request) error {
 	name := ipam.Type(ipam.Object(r.Config))
 	if ipam.ValidType(name) != nil {

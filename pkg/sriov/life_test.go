@@ -17,9 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// endPod ends the pod and its namespace. The tests use a veth in place of a VF. When a namespace ends, the kernel moves its VFs to the
-// node. In place of the kernel, endPod moves the veth to the node. The veth keeps the name that it had in the pod, and the veth is down.
-// endPod also adds the name of the veth to sysfs.
+// endPod ends the pod and its namespace. For the kernel, which would move a VF to the node, it moves the veth that stands for the VF:
+// the veth is down, keeps its name from the pod and is in sysfs.
 func (l testLab) endPod(address string) {
 	l.Helper()
 	l.addSysfsName(address, "net1")
@@ -27,15 +26,15 @@ func (l testLab) endPod(address string) {
 	must(l, l.Pod.Close())
 }
 
-// addSysfsName adds an interface name to the VF in sysfs. The plugin then treats an interface with this name as the VF's interface.
+// addSysfsName makes the plugin take an interface of this name for the VF's.
 func (l testLab) addSysfsName(address, name string) {
 	pcitest.Set(l.T, l.sriov.sysfs, address, "net/"+name+"/type", "1")
 }
 
 func (l testLab) journalOf(address string) string { return filepath.Join(JournalFolder, address) }
 
-// TestDeadOwner (F-31, V-20): a pod ended without DEL, and its VF still has the changes of a tenant. The next pod gets the VF in its
-// initial state. A late DEL of the first pod does not change the next pod (F-36).
+// TestDeadOwner: a pod ended without DEL, and its VF has the changes of a tenant. The next pod gets the VF in its initial state, and a
+// late DEL of the first pod does not affect it.
 func TestDeadOwner(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -54,7 +53,7 @@ func TestDeadOwner(t *testing.T) {
 	next.del("next")
 }
 
-// TestHeld (F-36, V-20): a VF stays with its pod, even if the kubelet allocates the VF to another pod.
+// TestHeld: a VF stays with its pod, even if the kubelet allocates it to another.
 func TestHeld(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -74,7 +73,7 @@ func TestHeld(t *testing.T) {
 	b.del("b")
 }
 
-// TestNoNetns (F-35): the runtime passes no namespace to DEL. DEL still finds the VF in the pod.
+// TestNoNetns: DEL finds the VF in the pod although the runtime passes no namespace.
 func TestNoNetns(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -83,8 +82,8 @@ func TestNoNetns(t *testing.T) {
 	l.del("a", "CNI_NETNS", "")
 }
 
-// TestNamespaceGone (F-34, V-21): the kernel moved a VF back to the node. DEL finds the VF by its PCI address, even if the name of the VF
-// has changed or another interface has its former name.
+// TestNamespaceGone: DEL finds a VF that the kernel moved back to the node by its PCI address, even if its name has changed or another
+// interface has its former name.
 func TestNamespaceGone(t *testing.T) {
 	gone := func(t *testing.T) testLab {
 		l := newLab(t)
@@ -110,8 +109,7 @@ func TestNamespaceGone(t *testing.T) {
 	})
 }
 
-// TestSquatted (F-34): a pod gives its VF the name that another VF has on the node, and then ends. After DEL, all VFs have their former
-// names again, including the VF of the ended pod.
+// TestSquatted: a pod gives its VF the name that another VF has on the node, and ends. After DEL, all VFs have their former names.
 func TestSquatted(t *testing.T) {
 	for _, how := range []string{"name", "alternative name", "alternative name of another"} {
 		t.Run(how, func(t *testing.T) {
@@ -155,7 +153,7 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
-// TestVFGone (F-33, V-21): after the removal of a VF from the node, DEL succeeds, because DEL has no VF to restore.
+// TestVFGone: after the removal of a VF from the node, DEL has nothing to restore and succeeds.
 func TestVFGone(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -193,8 +191,7 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
-// TestInterrupted (F-31, V-19): the next ADD with the same key removes the residue of a killed ADD. If the earlier ADD finished, the next
-// ADD does not remove the state of the earlier ADD.
+// TestInterrupted: the next ADD with the same key removes the residue of a killed ADD, but not the state of one that finished.
 func TestInterrupted(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0, vf1)
@@ -213,7 +210,7 @@ func TestInterrupted(t *testing.T) {
 	l.del("a")
 }
 
-// TestHostileJournals: no pod gets a VF with an invalid journal, and DEL of the pod that has the VF fails.
+// TestHostileJournals: no pod gets a VF with an invalid journal, and DEL of the pod that has it fails.
 func TestHostileJournals(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -245,8 +242,8 @@ func TestHostileJournals(t *testing.T) {
 		l.podLink("net1")
 	}
 	must(t, os.WriteFile(l.journalOf(vf0), good, 0o600))
-	// In these cases, the namespace path in the journal leads to a file that is not a namespace, or to the node's namespace. DEL then finds
-	// the VF on the node.
+	// The namespace path in the journal leads to a file that is no namespace, or to the node's namespace. DEL then finds the VF on the
+	// node.
 	for _, netns := range []string{"/dev/null", "/proc/thread-self/ns/net"} {
 		l.addSysfsName(vf0, "net1")
 		must(t, os.WriteFile(l.journalOf(vf0), []byte(strings.Replace(string(good), l.Pod.Path, netns, 1)), 0o600))
@@ -259,7 +256,7 @@ func TestHostileJournals(t *testing.T) {
 	l.del("a")
 }
 
-// retrieveLink moves the interface net1 of a live pod to the node, as the kernel does.
+// retrieveLink moves net1 of a live pod to the node, as the kernel does.
 func (l testLab) retrieveLink() { l.returnLinkAs("net1") }
 
 func (l testLab) returnLinkAs(name string) {

@@ -18,41 +18,38 @@ import (
 )
 
 const (
-	// linkTimeout is the maximum time to wait for a VF's interface on the node. The interface appears on the node when the namespace of a pod
-	// ends or when a driver creates the interface.
+	// linkTimeout limits the wait for a VF's interface on the node, where it appears when the pod's namespace ends or a driver creates
+	// it.
 	linkTimeout = 5 * time.Second
 	linkPoll    = 5 * time.Millisecond
 )
 
-// nodeSide gives one request access to the network namespace of the node. ADD takes VFs from the node's namespace, and DEL moves the VFs
-// back.
+// nodeSide gives one request access to the node's network namespace, from which ADD takes VFs and to which DEL moves them back.
 type nodeSide struct {
 	sysfs string
 	host  *kernel.Node
 	r     *plugin.Request
 }
 
-// openNode opens the network namespace of the process. The caller of openNode must close the field `host` of the result.
+// openNode opens the network namespace of the process. The caller must close `host` of the result.
 func openNode(sysfs string, r *plugin.Request) (*nodeSide, error) {
 	host, err := kernel.Host()
 	return &nodeSide{sysfs: sysfs, host: host, r: r}, err
 }
 
-// vfCard holds a VF and its PF. If the interface of the VF or of the PF is in the namespace of the plugin, vfCard also holds this
-// interface.
+// vfCard is a VF and its PF, with those of their interfaces that are in the plugin's namespace.
 type vfCard struct {
 	vf, pf pci.Device
 	link   kernel.Link // Index is 0 if there is none
 	pfLink kernel.Link // Index is 0 if there is none
 }
 
-// Userspace reports whether a driver passes the VF to a user space program. A VF with such a driver has no network interface.
+// Userspace reports whether a driver passes the VF to a user space program, so that it has no network interface.
 func Userspace(driver string) bool {
 	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
 }
 
-// userspaceDriver returns the name of the VF's driver if this driver passes the VF to a user space program. In all other cases,
-// userspaceDriver returns "".
+// userspaceDriver returns the VF's driver if that passes the VF to a user space program, or "".
 func (c vfCard) userspaceDriver() string {
 	if Userspace(c.vf.Driver) {
 		return c.vf.Driver
@@ -60,8 +57,7 @@ func (c vfCard) userspaceDriver() string {
 	return ""
 }
 
-// readCard reads a VF. If the interface of the VF is on the node, readCard also reads the interface. If the VF does not exist, readCard
-// returns fs.ErrNotExist.
+// readCard reads a VF, and its interface if that is on the node. It returns fs.ErrNotExist if the VF does not exist.
 func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	if c.vf, c.pf, err = pci.Read(n.sysfs, a); err != nil {
 		return c, err
@@ -73,8 +69,8 @@ func (n *nodeSide) readCard(a pci.Address) (c vfCard, err error) {
 	return c, err
 }
 
-// linkOnNode returns the interface of a PCI function if the interface is on the node. linkOnNode reads the interface's name from sysfs.
-// linkOnNode ignores another interface that has this name as an alternative name.
+// linkOnNode returns the interface of a function if it is on the node. It takes the name from sysfs, and ignores an interface that has
+// this as an alternative name.
 func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	for _, name := range d.Interfaces {
 		link, ok, err := n.host.Link(name)
@@ -85,8 +81,7 @@ func (n *nodeSide) linkOnNode(d pci.Device) (kernel.Link, error) {
 	return kernel.Link{}, nil
 }
 
-// settingsOnPF returns the VF's settings on its PF. The second result of settingsOnPF is false if the PF is in another namespace or if the
-// driver of the PF does not report VF settings.
+// settingsOnPF returns the VF's settings on its PF; ok is false if the PF is in another namespace or its driver does not report them.
 func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	if c.pfLink.Index == 0 || c.vf.VFIndex < 0 {
 		return vf, false, nil
@@ -94,9 +89,8 @@ func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	return n.host.VF(c.pfLink, c.vf.VFIndex)
 }
 
-// findInPod finds the interface of a journal's VF in the pod's namespace. findInPod compares the PCI device of each interface with the VF.
-// Kernels before Linux 5.14 do not report the PCI device of an interface, so findInPod compares name and MAC on these kernels. The result
-// `alive` is true if the namespace exists. If `alive` is true, the caller must close the result `pod`.
+// findInPod finds the interface of a journal's VF in the pod's namespace by its PCI device, or by name and MAC on kernels before Linux
+// 5.14, which do not report it. alive is true if the namespace exists; the caller must then close pod.
 func findInPod(j Holding) (pod *kernel.NS, link kernel.Link, alive bool, err error) {
 	netns, err := plugin.OpenNetns(j.Netns)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,8 +118,7 @@ func findInPod(j Holding) (pod *kernel.NS, link kernel.Link, alive bool, err err
 	return pod, link, true, nil
 }
 
-// awaitLink waits until the interface of a VF is on the node. If the interface is still missing after linkTimeout, the field link.Index of
-// the result is 0.
+// awaitLink waits until the interface of a VF is on the node. If it is missing after linkTimeout, link.Index of the result is 0.
 func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	for end := time.Now().Add(linkTimeout); ; time.Sleep(linkPoll) {
 		if c, err = n.readCard(a); err != nil || c.link.Index != 0 || time.Now().After(end) {
@@ -134,7 +127,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	}
 }
 
-// rebind() unbinds the driver of a VF and binds it again. On binding, a network driver creates a new interface.
+// rebind unbinds the driver of a VF and binds it again, at which a network driver creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {
@@ -146,7 +139,7 @@ func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	return n.awaitBound(a)
 }
 
-// awaitBound reads a VF after a change of its driver. For a network driver, awaitBound also waits for the interface.
+// awaitBound reads a VF after a change of its driver. If that is a network driver, it waits for the interface.
 func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 	c, err := n.readCard(a)
 	if err != nil || c.vf.Driver == "" || c.userspaceDriver() != "" {
@@ -155,8 +148,8 @@ func (n *nodeSide) awaitBound(a pci.Address) (vfCard, error) {
 	return n.awaitLink(a)
 }
 
-// setMAC changes the MAC of the VF's interface. Some VF drivers accept only the MAC that is set on the PF. Such a driver reads this MAC
-// only when it is bound, so setMAC may rebind the driver.
+// setMAC changes the MAC of the VF's interface. It may rebind the driver, because some accept only the MAC that is set on the PF and
+// read it only when they are bound.
 func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (now vfCard, err error) {
 	if bytes.Equal(c.link.MAC, mac) {
 		return c, nil
@@ -178,5 +171,5 @@ func (n *nodeSide) setMAC(c vfCard, mac net.HardwareAddr) (now vfCard, err error
 	return c, nil
 }
 
-// isMissing reports whether an error means that the PCI function does not exist.
+// isMissing reports whether the PCI function does not exist.
 func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -17,8 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestNoVFUncertain (V-25): ADD concludes that a pod has no VFs only if the kubelet's PodResources API and a readable checkpoint both
-// contain no VF of the pod. If the device plugin runs, its answer must also contain no VFs. Otherwise, ADD fails with code 11.
+// TestNoVFUncertain: a pod has no VFs only if PodResources, a readable checkpoint and, if it runs, the device plugin all say so.
+// Otherwise, ADD fails with code 11.
 func TestNoVFUncertain(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t)
@@ -70,7 +70,6 @@ func TestNoVFUncertain(t *testing.T) {
 	l.isGolden()
 }
 
-// wantHint checks that an error contains a hint.
 func (l testLab) wantHint(o outcome, hint string) {
 	l.Helper()
 	if _, got, _ := strings.Cut(o.Failure.Details, "; "); !strings.HasPrefix(got, hint) || strings.Contains(got, "; ") {
@@ -78,8 +77,8 @@ func (l testLab) wantHint(o outcome, hint string) {
 	}
 }
 
-// TestNoVFByClaims: on a node where pods get VFs through claims, the kubelet may have no checkpoint. Even without a checkpoint, ADD of a
-// pod without VFs succeeds.
+// TestNoVFByClaims: where pods get VFs through claims, the kubelet may have no checkpoint. ADD of a pod without VFs succeeds
+// nevertheless.
 func TestNoVFByClaims(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t)
@@ -95,8 +94,8 @@ func TestNoVFByClaims(t *testing.T) {
 	l.isGolden()
 }
 
-// TestStatusKubeletDir: STATUS warns once if kubeletDir is not the folder of a kubelet. STATUS warns again if the kubelet's folder appears
-// and later disappears.
+// TestStatusKubeletDir: STATUS warns once if kubeletDir is not the folder of a kubelet, and again if the folder appears and later
+// disappears.
 func TestStatusKubeletDir(t *testing.T) {
 	l := newLab(t)
 	root := t.TempDir()

@@ -16,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// TestTogether (F-36): several pods that request the same VF start at the same time, and exactly one pod gets the VF.
+// TestTogether: of several pods that start at the same time and request the same VF, exactly one gets it.
 func TestTogether(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -48,7 +48,7 @@ func TestTogether(t *testing.T) {
 	l.isGolden()
 }
 
-// TestHidden (F-34, V-21): a pod that hides its VF loses the VF at DEL.
+// TestHidden: a pod that hides its VF loses it at DEL.
 func TestHidden(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t)
@@ -64,7 +64,7 @@ func TestHidden(t *testing.T) {
 		link, _, err := pod.Link("net1")
 		must(t, err, pod.MoveLink(link, netns, "mine"))
 	})
-	// The test imitates the kernel: the interface is deleted in its namespace, and a new interface appears on the node.
+	// As the kernel does, delete the interface in its namespace and create a new one on the node.
 	l.onBinding(vf0, func(net string) {
 		hidden, err := kernel.Open(netns)
 		if err == nil {
@@ -74,7 +74,7 @@ func TestHidden(t *testing.T) {
 		if err == nil {
 			_, err = l.host.AddVeth(kernel.Veth{Host: "eth7", Pod: "ens0f0v0peer"})
 		}
-		// The next read of sysfs returns the former name of the interface.
+		// The next read of sysfs returns the interface's former name.
 		if err := errors.Join(err, os.MkdirAll(filepath.Join(net, "ens0f0v0"), 0o755), os.Mkdir(filepath.Join(net, "eth7"), 0o755)); err != nil {
 			t.Error(err)
 		}

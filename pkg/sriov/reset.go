@@ -28,8 +28,8 @@ type ResetOptions struct {
 	Log      *slog.Logger
 }
 
-// Reset resets a VF that no pod uses. If the VF has a journal, Reset restores the settings in the journal. With or without a journal, Reset
-// then sets the default settings on the PF and rebinds the driver. If the VF is in use, Reset returns an error with code 103.
+// Reset restores the settings in the VF's journal, if any, sets the default settings on the PF and rebinds the driver. If the VF is in
+// use, it returns an error with code 103.
 func Reset(o ResetOptions) error {
 	n, err := openNode(o.Sysfs, &plugin.Request{Plugin: "sriov", Verb: "reset", Log: o.Log})
 	if err != nil {
@@ -79,8 +79,8 @@ func Reset(o ResetOptions) error {
 	return err
 }
 
-// checkUnused returns an error if the VF is in use. The argument `left` is true if the VF has the journal of a pod whose namespace is gone.
-// In this case, a missing interface does not mean that the VF is in use.
+// checkUnused returns an error if the VF is in use. A missing interface does not mean this if `left`, that is, if the VF has the
+// journal of a pod whose namespace is gone.
 func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	if err := n.checkUsable(c, false); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	return err
 }
 
-// resetVF sets the VF's default settings on the PF and rebinds the driver. On binding, a network driver creates a new interface.
+// resetVF sets the VF's default settings on the PF and rebinds the driver, at which a network driver creates a new interface.
 func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 	if err := n.resetPF(c, o); err != nil {
 		return err
@@ -140,7 +140,7 @@ func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 	return err
 }
 
-// resetPF sets the default settings of a VF on its PF, unless the PF is in another namespace.
+// resetPF sets a VF's default settings on its PF, unless the PF is in another namespace.
 func (n *nodeSide) resetPF(c vfCard, o ResetOptions) error {
 	have, available, err := n.settingsOnPF(c)
 	if err != nil || !available {

@@ -18,7 +18,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// runReset runs Reset on a VF and returns the output.
 func (l testLab) runReset(a string, act bool, function func() error) (string, error) {
 	l.Helper()
 	var out bytes.Buffer
@@ -27,7 +26,7 @@ func (l testLab) runReset(a string, act bool, function func() error) (string, er
 	return out.String(), err
 }
 
-// TestReset (V-08): Reset restores an orphaned VF, unbinds its driver, resets its function and binds the driver again.
+// TestReset: an orphaned VF is restored, its driver unbound, its function reset and the driver bound again.
 func TestReset(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
@@ -69,8 +68,8 @@ func TestResetTorn(t *testing.T) {
 	l.isGolden()
 }
 
-// TestResetFails: Reset binds the driver again even if the reset of the PCI function fails. However, if this reset exceeds its timeout,
-// Reset leaves the VF without a driver, because a bind would hang.
+// TestResetFails: Reset binds the driver again if the reset of the function fails, but not if that exceeds its timeout, because a bind
+// would hang.
 func TestResetFails(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -87,8 +86,7 @@ func TestResetFails(t *testing.T) {
 	}
 }
 
-// TestResetRefused: Reset does not change a VF that the node or another namespace uses. Reset also does not change a function that is not a
-// VF.
+// TestResetRefused: Reset does not change a VF that the node or another namespace uses, or a function that is no VF.
 func TestResetRefused(t *testing.T) {
 	l := newLab(t)
 	refused := func(a, says string) {
@@ -115,14 +113,13 @@ func TestResetRefused(t *testing.T) {
 		moved, _, err = pod.Link("theirs")
 		must(t, err, pod.MoveLink(moved, home, "ens0f0v2"))
 	})
-	// According to sysfs, a macvlan interface uses the VF's interface.
+	// In sysfs, a macvlan uses the VF's interface.
 	pcitest.Set(t, l.sriov.sysfs, vf0, "net/ens0f0v0/upper_macvlan7/type", "1")
 	refused(vf0, "is in use on the node: ens0f0v0 is the lower interface of macvlan7")
 	l.isGolden()
 }
 
-// TestReturn (V-22) simulates a runtime that calls neither DEL nor GC. RestoreOrphans restores a VF once the kernel has moved the VF back
-// to the node.
+// TestReturn: if the runtime calls neither DEL nor GC, RestoreOrphans restores a VF that the kernel has moved back to the node.
 func TestReturn(t *testing.T) {
 	l := newLab(t)
 	back := func() string {

@@ -20,15 +20,13 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// askTimeout is the maximum time to find the VFs of a pod. A kubelet that restarts does not answer for some seconds.
+// askTimeout limits the search for the VFs of a pod. A kubelet that restarts does not answer for some seconds.
 const askTimeout = 10 * time.Second
 
-// daemonTimeout is the part of askTimeout in which the device plugin must answer. If the device plugin does not answer within this time,
-// the plugin asks the kubelet.
+// daemonTimeout is the part of askTimeout after which the plugin asks the kubelet in place of the device plugin.
 const daemonTimeout = poddevices.AnswerTimeout + time.Second
 
-// wantedVFs returns the VFs for the pod of an ADD, with their interface names in the pod. For a pod without VFs, wantedVFs returns an
-// empty list.
+// wantedVFs returns the VFs for the pod of an ADD, if any, with their interface names in the pod.
 func (s sriov) wantedVFs(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	vfs, err := s.podDevices(r, cfg)
 	if err != nil {
@@ -41,7 +39,6 @@ func (s sriov) wantedVFs(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return assignNames(r, cfg, vfs)
 }
 
-// podDevices returns the VFs for the pod of an ADD.
 func (s sriov) podDevices(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	if cfg.Device.IsValid() {
 		return s.namedVF(r, cfg)
@@ -53,8 +50,7 @@ func (s sriov) podDevices(r *plugin.Request, cfg requestConfig) ([]vf, error) {
 	return sortDevices(devices, cfg.Resources)
 }
 
-// assignNames sets the interface names of the VFs. If Multus calls the plugin, or if sriov is the main plugin, the first VF gets the
-// interface name that the runtime sets in CNI_IFNAME.
+// assignNames sets the interface names of the VFs. The first gets CNI_IFNAME if Multus calls the plugin or sriov is the main plugin.
 func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 	if cfg.MAC != nil && len(vfs) > 1 {
 		return nil, plugin.Errorf(plugin.CodeConfig, "mac %s: only one VF can have it, but the pod has %d VFs", cfg.MAC, len(vfs))
@@ -84,7 +80,7 @@ func assignNames(r *plugin.Request, cfg requestConfig, vfs []vf) ([]vf, error) {
 	return vfs, checkDistinct(r, cfg, vfs)
 }
 
-// checkDistinct returns an error if two interfaces of the pod would have the same MAC or the same name.
+// checkDistinct returns an error if two interfaces of the pod would have the same MAC or name.
 func checkDistinct(r *plugin.Request, cfg requestConfig, vfs []vf) error {
 	for i := range vfs {
 		v := &vfs[i]
@@ -109,7 +105,7 @@ func checkDistinct(r *plugin.Request, cfg requestConfig, vfs []vf) error {
 	return nil
 }
 
-// allocatedDevices returns the devices that were allocated to the pod and belong to the configured resources.
+// allocatedDevices returns the pod's devices of the configured resources.
 func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices []poddevices.Device, err error) {
 	if r.Pod.Name == "" {
 		if isChained(r) {
@@ -128,8 +124,8 @@ func (s sriov) allocatedDevices(r *plugin.Request, cfg requestConfig) (devices [
 	return devices, cfg.checkAttached(others)
 }
 
-// checkAttached returns an error if no network attaches the VF of one of the pod's claims. This error means that the VF's resource is
-// missing from both `resources` and `otherResources` in the configuration.
+// checkAttached returns an error if no network attaches the VF of one of the pod's claims, because its resource is in neither
+// `resources` nor `otherResources`.
 func (c requestConfig) checkAttached(others []poddevices.Device) error {
 	for _, d := range others {
 		if !d.Claim.Admin && !slices.Contains(c.OtherResources, d.Resource) {
@@ -141,7 +137,7 @@ func (c requestConfig) checkAttached(others []poddevices.Device) error {
 	return nil
 }
 
-// hintFor returns a hint for the admin. The argument `err` is the error that occurred when the plugin searched for the pod's VFs.
+// hintFor returns a hint for the admin about an error in the search for the pod's VFs.
 func (c requestConfig) hintFor(err error) string {
 	switch {
 	case errors.Is(err, poddevices.ErrNoUID):
@@ -158,10 +154,9 @@ func (c requestConfig) hintFor(err error) string {
 	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov"
 }
 
-// askDevices asks the device plugin for the devices of the pod. If the device plugin does not answer, askDevices asks the kubelet and
-// reads the records of claims. If the answer of the device plugin or of the kubelet contains a device, the pod certainly has this device.
-// If the kubelet reports no device, the pod may still have a device, because the kubelet lists a new device only after a delay. The result
-// `others` contains the devices of the pod's claims whose resources are not in the configuration.
+// askDevices returns the devices of the pod from the device plugin, or else from the kubelet and the claim records. A device in the
+// answer is certain, but its absence is not, because the kubelet lists a new device only after a delay. others are the devices of the
+// pod's claims whose resources are not in the configuration.
 func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others []poddevices.Device, err error) {
 	began := time.Now()
 	answer, err := s.askDaemon(r, cfg, began.Add(daemonTimeout))
@@ -179,7 +174,7 @@ func (s sriov) askDevices(r *plugin.Request, cfg requestConfig) (devices, others
 	return append(devices, claimed...), others, nil
 }
 
-// askKubelet asks the kubelet for the pod's devices. The argument `unanswered` is the error from the device plugin.
+// askKubelet asks the kubelet for the pod's devices. unanswered is the error from the device plugin.
 func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time, unanswered error) ([]poddevices.Device, error) {
 	away := errors.Is(unanswered, fs.ErrNotExist) || errors.Is(unanswered, syscall.ECONNREFUSED)
 	if !away {
@@ -199,7 +194,6 @@ func (s sriov) askKubelet(r *plugin.Request, cfg requestConfig, until time.Time,
 	return devices, nil
 }
 
-// askDaemon returns the pod's devices according to the device plugin.
 func (s sriov) askDaemon(r *plugin.Request, cfg requestConfig, until time.Time) (poddevices.Answer, error) {
 	answer, err := poddevices.Ask(s.socket, until,
 		poddevices.Question{Namespace: r.Pod.Namespace, Pod: r.Pod.Name, UID: r.Pod.UID, Resources: cfg.Resources})
@@ -214,8 +208,8 @@ func (s sriov) askDaemon(r *plugin.Request, cfg requestConfig, until time.Time) 
 	return answer, nil
 }
 
-// sortDevices sorts the devices of a pod by container, then by resource in the order of the configuration, then by address. The devices of
-// claims are last, sorted by the claim's name in the pod and by their order in the claim.
+// sortDevices sorts devices by container, then by resource in the order of the configuration, then by address. Those of claims are
+// last, by the claim's name in the pod and their order in the claim.
 func sortDevices(devices []poddevices.Device, resources []string) (vfs []vf, err error) {
 	devices = slices.DeleteFunc(devices, func(d poddevices.Device) bool { return d.Claim != nil && d.Claim.Admin })
 	of, seen := map[string]pci.Address{}, map[pci.Address]bool{} // by ID

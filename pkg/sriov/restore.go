@@ -16,8 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// releaseVF restores a VF to its state before the attachment. releaseVF has no effect if the VF belongs to another attachment now, or to
-// no attachment.
+// releaseVF restores a VF to its state before the attachment. It is a no-op if the VF belongs to another attachment or none.
 func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) error {
 	h, err := lockKnown(a)
 	if h == nil {
@@ -35,15 +34,15 @@ func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) error {
 	return n.restoreVF(h, j)
 }
 
-// vfRestore holds the state of one restoration of a VF.
+// vfRestore is one restoration of a VF.
 type vfRestore struct {
 	*nodeSide
 	j Holding
 	c vfCard
 }
 
-// restoreVF restores a VF to the settings in its journal. If the restoration of one setting fails, restoreVF continues with the next
-// setting. restoreVF removes the journal once all settings are restored, or if the VF no longer exists.
+// restoreVF restores the settings in a VF's journal, continuing after an error. It removes the journal once all of them are restored,
+// or if the VF no longer exists.
 func (n *nodeSide) restoreVF(h *lockedVF, j Holding) error {
 	x := vfRestore{nodeSide: n, j: j}
 	var err error
@@ -71,8 +70,8 @@ func (n *nodeSide) restoreVF(h *lockedVF, j Holding) error {
 	return h.removeJournal()
 }
 
-// retrieveLink moves the interface back to the node. If the namespace of the pod has ended, the kernel has already moved the interface
-// back. After a move by the kernel, the interface still has the name that it had in the pod.
+// retrieveLink moves the interface back to the node, unless the kernel has done so because the pod's namespace has ended. The interface
+// then still has its name from the pod.
 func (x *vfRestore) retrieveLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil
@@ -94,7 +93,7 @@ func (x *vfRestore) retrieveLink() error {
 	if x.c = c; c.link.Index != 0 {
 		return nil
 	}
-	// The pod has moved the interface into an unnamed namespace. Unbinding the driver deletes the interface there.
+	// The pod has hidden the interface in an unnamed namespace. Unbinding the driver deletes it there.
 	x.r.Log.Warn("cannot find the interface of the VF; rebinding its driver", "vf", x.j.Address, "driver", x.c.vf.Driver)
 	if x.c, err = x.rebind(x.c); err == nil && x.c.link.Index == 0 {
 		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its interface cannot be found"),
@@ -103,8 +102,8 @@ func (x *vfRestore) retrieveLink() error {
 	return err
 }
 
-// moveToNode moves the interface from a pod to the node. Before the move, moveToNode removes alternative names that the pod added, because
-// these names could conflict with names on the node.
+// moveToNode moves the interface from a pod to the node, without the alternative names that the pod added, which could conflict with
+// names on the node.
 func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	home, err := x.host.File()
 	if err != nil {
@@ -122,8 +121,8 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 		}
 	}
 	if was := x.j.Former.Traits; was != link.Traits && was != (kernel.Traits{}) {
-		// If an interface has the flag NOARP when it returns to the node, the kernel permanently disables duplicate address detection for the
-		// interface. An error has no effect here, because the plugin restores the flags again on the node.
+		// If an interface returns to the node with the flag NOARP, the kernel disables its duplicate address detection for good. An
+		// error does not matter here, because the flags are restored again on the node.
 		_ = pod.SetTraits(link, was)
 	}
 	name, err := x.withFormerName(func(name string) error { return pod.MoveLink(link, home, name) })
@@ -139,8 +138,7 @@ func (x *vfRestore) moveToNode(pod *kernel.NS, link kernel.Link) error {
 	return err
 }
 
-// withFormerName calls f() to give the interface its former name. If another interface has the former name, withFormerName uses a name
-// that is derived from the VF's PCI address.
+// withFormerName calls f to give the interface its former name, or one from the VF's PCI address if another interface has it.
 func (x *vfRestore) withFormerName(f func(name string) error) (name string, err error) {
 	name = x.j.Former.Name
 	if err = x.retryReclaimed(name, func() error { return f(name) }); errors.Is(err, syscall.EEXIST) {
@@ -154,8 +152,7 @@ func (x *vfRestore) withFormerName(f func(name string) error) (name string, err 
 	return name, err
 }
 
-// retryReclaimed calls f() to give the VF's interface the given name. If the interface of another VF has this name, retryReclaimed renames
-// that interface and calls f() again.
+// retryReclaimed calls f to give the VF's interface a name. If the interface of another VF has it, it renames that and calls f again.
 func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	err := f()
 	if !errors.Is(err, syscall.EEXIST) || !x.reclaimName(name) {
@@ -164,9 +161,8 @@ func (x *vfRestore) retryReclaimed(name string, f func() error) error {
 	return f()
 }
 
-// reclaimName renames another VF's interface that has the given name, because two interfaces cannot have the same name. Such a conflict
-// occurs if a pod gave this name to its VF and the kernel then moved that VF back to the node. The plugin later restores the other VF's
-// former name from its journal.
+// reclaimName renames the interface of another VF that has the name. This happens if a pod gave its VF the name and the kernel then
+// moved it back to the node. Its former name is restored later, from its own journal.
 func (x *vfRestore) reclaimName(name string) bool {
 	other, ok, err := x.host.Link(name)
 	if err != nil || !ok {
@@ -192,12 +188,11 @@ func (x *vfRestore) reclaimName(name string) bool {
 // nameByAddress returns a name that no other interface has, such as v00003b10.2.
 func nameByAddress(a pci.Address) string { return "v" + strings.ReplaceAll(a.String(), ":", "") }
 
-// temporaryName returns a temporary name for an interface whose current name belongs to another VF. The interface keeps the temporary name
-// until the plugin restores the interface's VF.
+// temporaryName returns a name for an interface whose current one belongs to another VF, until its own VF is restored.
 func temporaryName(a pci.Address) string { return "x" + nameByAddress(a)[1:] }
 
-// restoreMAC sets the former MAC on the interface itself, if the driver allows this. restoreMAC does not set the MAC on the PF, because a
-// MAC that is set on the PF would prevent later tenants from changing the MAC.
+// restoreMAC sets the former MAC on the interface itself, if the driver allows it, and not on the PF, where it would prevent later
+// tenants from changing the MAC.
 func (x *vfRestore) restoreMAC() {
 	f := x.j.Former
 	if x.c.link.Index == 0 || f.PF == nil || bytes.Equal(x.c.link.MAC, f.MAC) || !bytes.Equal(f.PF.MAC, f.MAC) {
@@ -210,7 +205,6 @@ func (x *vfRestore) restoreMAC() {
 	x.c.link.MAC = f.MAC
 }
 
-// restorePF restores the VF's settings on its PF.
 func (x *vfRestore) restorePF() error {
 	if x.j.Former.PF == nil {
 		return nil
@@ -226,7 +220,6 @@ func (x *vfRestore) restorePF() error {
 	return x.setOnPF(x.c, now, *x.j.Former.PF)
 }
 
-// restoreDriver binds the driver that the VF had before.
 func (x *vfRestore) restoreDriver() (err error) {
 	driver := x.j.Former.Driver
 	if x.c.vf.Driver == driver {
@@ -246,8 +239,8 @@ func (x *vfRestore) restoreDriver() (err error) {
 	return err
 }
 
-// rebindIfConfigured rebinds the driver if the configuration requests a rebind. A rebind discards all state in the driver, such as queues
-// and filters.
+// rebindIfConfigured rebinds the driver if the configuration asks for it, which discards all state in the driver, such as queues and
+// filters.
 func (x *vfRestore) rebindIfConfigured() (err error) {
 	if x.j.Rebind && x.c.link.Index != 0 {
 		x.c, err = x.rebind(x.c)
@@ -255,9 +248,8 @@ func (x *vfRestore) rebindIfConfigured() (err error) {
 	return err
 }
 
-// removeXDP removes the XDP programs that the pod attached. A program that is attached through an XDP link cannot be removed while a
-// process or a file in a BPF file system refers to the link. removeXDP then rebinds the driver, which deletes the interface and the XDP
-// link.
+// removeXDP removes the XDP programs that the pod attached. One that is attached through an XDP link stays while a process or a file in
+// a BPF file system refers to the link. removeXDP then rebinds the driver, which deletes the interface and the link.
 func (x *vfRestore) removeXDP() error {
 	if x.c.link.XDP == 0 {
 		return nil
@@ -270,7 +262,6 @@ func (x *vfRestore) removeXDP() error {
 	return err
 }
 
-// restoreLink restores the settings of the interface on the node.
 func (x *vfRestore) restoreLink() (err error) {
 	f := x.j.Former
 	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
@@ -329,7 +320,7 @@ func (x *vfRestore) restoreSettings(link kernel.Link) error {
 	return errors.Join(errs...)
 }
 
-// restoreAltNames restores the alternative names in their former order. restoreAltNames skips names that another interface has now.
+// restoreAltNames restores the alternative names in their former order, except those that another interface has.
 func (x *vfRestore) restoreAltNames(link kernel.Link) error {
 	has, had := link.AltNames, x.j.Former.AltNames
 	for len(has) > 0 && len(had) > 0 && has[0] == had[0] {

@@ -4,8 +4,7 @@ package sriov
 
 import "testing"
 
-// TestNamesInOrder (F-31): an ADD is killed while it removes alternative names. DEL then restores the alternative names in the same order
-// as before the ADD.
+// TestNamesInOrder: after an ADD that is killed while it removes alternative names, DEL restores them in their former order.
 func TestNamesInOrder(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)

@@ -45,14 +45,13 @@ type (
 	outcome = kerneltest.Outcome
 )
 
-// The constants vf0, vf1 and vf2 are PCI addresses of VFs of the network card. Veths take the place of the VFs' interfaces, and the fake
-// sysfs contains the names of these veths. The interface of the PF is ens0f0.
+// vf0, vf1 and vf2 are VFs of the card, whose PF has the interface ens0f0. In the fake sysfs, their interfaces are veths.
 const (
 	vf0, vf1, vf2 = "0000:11:02.0", "0000:11:02.1", "0000:11:02.2"
 	fast, slow    = "example.com/fast", "example.com/slow"
 )
 
-// testLab is a node with a device plugin, a pod, and a network card that has four VFs.
+// testLab is a node with a device plugin, a pod, and a card that has four VFs.
 type testLab struct {
 	kerneltest.Lab
 	sriov   *sriov
@@ -64,7 +63,7 @@ type testLab struct {
 	card    func() string // describes the card if it is a real one
 }
 
-// knowledge is what the device plugin answers with. Its socket is served beside the test, so it gets a copy before each call.
+// knowledge is what the device plugin answers from. Its socket is served beside the test, so it gets a copy before each call.
 type knowledge struct {
 	devices []poddevices.Device
 	refusal poddevices.Answer
@@ -74,8 +73,8 @@ func (l testLab) publish() {
 	l.served.Store(&knowledge{slices.Clone(*l.devices), *l.refusal})
 }
 
-// newLab returns a test lab in which the plugin runs in a chain after another plugin. When the test ends, newLab's cleanup checks that all
-// VFs are restored and that no state of the plugin remains.
+// newLab returns a test lab in which the plugin runs after another one in a chain. At the end, all VFs must be restored and no state of
+// the plugin may remain.
 func newLab(t *testing.T, keys ...any) testLab {
 	t.Helper()
 	must(t, os.RemoveAll(store.Root), os.RemoveAll("/var/lib/cni"))
@@ -100,7 +99,7 @@ func newLab(t *testing.T, keys ...any) testLab {
 	return l
 }
 
-// unsetLab returns a test lab without VFs, without a pod and without configuration.
+// unsetLab returns a test lab without VFs, pod and configuration.
 func unsetLab(t *testing.T, host *kernel.Node) testLab {
 	t.Helper()
 	l := testLab{sriov: &sriov{}, host: host, devices: &[]poddevices.Device{},
@@ -129,7 +128,6 @@ func (l testLab) addVF(name string, mtu int) {
 	}
 }
 
-// serveSocket serves the socket of the device plugin.
 func (l *testLab) serveSocket() {
 	l.Helper()
 	dir, err := filepath.Dir(l.sriov.socket), error(nil)
@@ -165,7 +163,7 @@ func (l *testLab) serveSocket() {
 	l.Cleanup(func() { cancel(); <-done; os.RemoveAll(dir) })
 }
 
-// allocate() allocates VFs of the test resource to the pod.
+// allocate allocates VFs of the test resource to the pod.
 func (l testLab) allocate(addresses ...string) {
 	*l.devices = nil
 	for _, a := range addresses {
@@ -173,7 +171,6 @@ func (l testLab) allocate(addresses ...string) {
 	}
 }
 
-// otherPod returns the same test lab with another pod.
 func (l testLab) otherPod() testLab {
 	l.Helper()
 	l.Pod = kerneltest.NewPod(l.T)
@@ -200,7 +197,7 @@ func (a attachedPod) check(keys ...any) outcome {
 	return a.Call("CHECK", a.id, append([]any{"prevResult", a.prev}, keys...)...)
 }
 
-// del() runs DEL and checks that all VFs are restored.
+// del runs DEL and checks that all VFs are restored.
 func (l testLab) del(id string, keys ...any) {
 	l.Helper()
 	l.OK(l.Call("DEL", id, keys...))
@@ -217,7 +214,7 @@ func (l testLab) isGolden() {
 	}
 }
 
-// nodeLinks describes the interfaces of the VFs that are on the node.
+// nodeLinks describes the VFs' interfaces that are on the node.
 func (l testLab) nodeLinks() string {
 	l.Helper()
 	if l.card != nil {
@@ -251,7 +248,7 @@ func (l testLab) link(name string) kernel.Link {
 	return link
 }
 
-// inPod calls f() in the network namespace of the pod.
+// inPod calls f in the network namespace of the pod.
 func (l testLab) inPod(f func(*kernel.NS)) {
 	l.Helper()
 	netns, err := os.Open(l.Pod.Path)
@@ -263,7 +260,6 @@ func (l testLab) inPod(f func(*kernel.NS)) {
 	f(pod)
 }
 
-// podLink returns an interface of the pod.
 func (l testLab) podLink(name string) (link kernel.Link) {
 	l.Helper()
 	l.inPod(func(pod *kernel.NS) {

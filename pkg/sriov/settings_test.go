@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// claimDevice returns a device of the first claim, with the given settings. The settings whose keys are in the argument `claimed` come from
-// the claim, and all other settings come from the class.
+// claimDevice returns a device of the first claim. The settings in `claimed` come from the claim, all others from the class.
 func claimDevice(result int, address string, c vfconfig.Config, claimed ...string) poddevices.Device {
 	d := claimed1(result, address)
 	c.Claimed, d.Config = claimed, &c
@@ -30,8 +29,8 @@ func claimed1(result int, address string) poddevices.Device {
 	return claimedDevice("c-0", "a", result, address)
 }
 
-// TestClaimSettings: each VF gets the settings of its class and claim. If a setting is in neither the class nor the claim, the setting of
-// the conflist applies. A VF without a claim gets only the settings of the conflist.
+// TestClaimSettings: each VF gets the settings of its class and claim, and those of the conflist where they set nothing. A VF without a
+// claim gets only the conflist's.
 func TestClaimSettings(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t, "ipam", ranges(), "mtu", 1300)
@@ -61,19 +60,19 @@ func TestClaimSettings(t *testing.T) {
 	l.del("a")
 }
 
-// serveClaims makes the device plugin return the given devices of claims. serveClaims also writes the records of these claims.
+// serveClaims makes the device plugin return devices of claims, and writes the claims' records.
 func (l testLab) serveClaims(devices ...poddevices.Device) {
 	l.Helper()
 	*l.devices = devices
 	l.prepareClaims(l.TempDir(), "u-0", devices...)
 }
 
-// allocate0 allocates an additional VF, which belongs to no claim, to the pod.
+// allocate0 allocates a further VF, without a claim, to the pod.
 func (l testLab) allocate0(address string) {
 	*l.devices = append(*l.devices, poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Resource: fast, ID: address})
 }
 
-// TestClaimSettingsRefused: ADD fails before any change if the claim record contains settings that cannot be applied.
+// TestClaimSettingsRefused: ADD fails before any change if settings in the claim record cannot be applied.
 func TestClaimSettingsRefused(t *testing.T) {
 	l := newLab(t)
 	const sets = "VF " + vf0 + " with the settings of claim shop/web-0-a: "
@@ -143,7 +142,7 @@ func (l testLab) lateRecord(address, key string) string {
 	return dir
 }
 
-// TestClaimAndAnnotation: the annotation of a pod overrides the class. ADD fails if the annotation contradicts the claim.
+// TestClaimAndAnnotation: a pod's annotation overrides the class, but ADD fails if it contradicts the claim.
 func TestClaimAndAnnotation(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t, "ipam", ranges())
@@ -172,8 +171,8 @@ func TestClaimAndAnnotation(t *testing.T) {
 	l.del("a")
 }
 
-// TestClaimOfNamedVF: if the caller passes the address of the VF, as Multus does, the settings of the VF's claim apply. ADD refuses the VF
-// of another pod's claim.
+// TestClaimOfNamedVF: if the caller passes the VF's address, as Multus does, the settings of its claim apply. The VF of another pod's
+// claim is refused.
 func TestClaimOfNamedVF(t *testing.T) {
 	l := newLab(t)
 	dir := (&fakeKubelet{containers: []*api.ContainerResources{container("app")}}).serveSocket(t)
@@ -194,8 +193,7 @@ func TestClaimOfNamedVF(t *testing.T) {
 	l.del("a", keys("u-1")...)
 }
 
-// TestMergedSettings: if both the configuration and the claim define a setting, the setting of the claim applies on the PF. If the pod's
-// egress limit is lower than the configured max_tx_rate, the egress limit applies.
+// TestMergedSettings: on the PF, a claim's setting overrides the configuration, and the pod's egress limit a higher max_tx_rate.
 func TestMergedSettings(t *testing.T) {
 	cfg, err := parse(t, nil, "vlan", 5, "vlanQoS", 3, "trust", "off", "spoofchk", "on", "max_tx_rate", 100, "driver", "iavf", "rebind", true,
 		"mtu", 9000, "runtimeConfig", object{"bandwidth": object{"egressRate": 25_000_000}})
@@ -214,8 +212,8 @@ func TestMergedSettings(t *testing.T) {
 	}
 }
 
-// TestIGBClaimSettings (DRA-F26): ADD sets the settings of each VF's class and claim on the PF. The settings of the class and the claim
-// override the conflist. CHECK compares all settings, and DEL restores the VFs.
+// TestIGBClaimSettings: ADD sets the settings of each VF's class and claim, which override the conflist, on the PF. CHECK compares them
+// all, and DEL restores the VFs.
 func TestIGBClaimSettings(t *testing.T) {
 	l := newIGB(t)
 	keys := []any{"vlan", 100, "spoofchk", "off", "max_tx_rate", 100}

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov attaches SR-IOV virtual functions (VFs) to pods. The plugin attaches the VFs that the kubelet allocated to the pod, or the
-// VF whose address Multus passes. If an earlier plugin in the chain created the pod's main interface, the VFs are additional interfaces.
-// If sriov is the main plugin, the first VF is the main interface.
+// Package sriov attaches SR-IOV virtual functions (VFs) to pods: those that the kubelet allocated, or the one whose address Multus
+// passes. They are additional interfaces if an earlier plugin in the chain created the main one; otherwise, the first VF is the main
+// interface.
 //
-// After a pod ends, another pod can get the same VF. ADD therefore saves the VF's settings to a journal before the first change. DEL
-// restores the VF's settings from the journal, even after a crash or a change by the pod.
+// The next pod may get the same VF. ADD therefore saves its settings to a journal before the first change, from which DEL restores them
+// even after a crash or a change by the pod.
 package sriov
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// attachmentState is the content of an attachment's record. An attachment without VFs has no record.
+// attachmentState is the content of an attachment's record. Without VFs, there is none.
 type attachmentState struct {
 	VFs        []vf            `json:"vfs"`
 	Chained    bool            `json:"chained,omitempty"`
@@ -39,7 +39,7 @@ type attachmentState struct {
 	IPAM       json.RawMessage `json:"ipam,omitempty"`       // ipam object of the configuration, which may be changed before DEL
 }
 
-// vf describes a VF of an attachment and the values that the VF got from ADD.
+// vf is a VF of an attachment, with the values that it got from ADD.
 type vf struct {
 	Address   pci.Address      `json:"address"`
 	Name      string           `json:"name"`               // interface name in the pod
@@ -54,7 +54,7 @@ type vf struct {
 	Routes    []kernel.Route   `json:"routes,omitempty"`
 
 	Claim  *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
-	Wanted vfconfig.Config   `json:"wanted,omitzero"` // settings of the configuration, the class and the claim
+	Wanted vfconfig.Config   `json:"wanted,omitzero"` // of the configuration, the class and the claim
 
 	config     *vfconfig.Config // settings of the claim and its class; nil if there are none
 	journaled  bool             // this process has written the journal
@@ -70,12 +70,12 @@ type sriov struct {
 	claims string // folder of claim records
 }
 
-// Plugin returns the sriov plugin. The argument `builtin` contains IPAM plugins that run in the process of the sriov plugin.
+// Plugin returns the sriov plugin. builtin are the IPAM plugins that run in its process.
 func Plugin(builtin ...plugin.Plugin) plugin.Plugin {
 	return PluginAt(pci.Sysfs, poddevices.Socket, claim.Folder, builtin...)
 }
 
-// PluginAt returns the sriov plugin with the given paths of sysfs, the device plugin's socket and the folder of claim records.
+// PluginAt returns the sriov plugin for other paths of sysfs, the device plugin's socket and the folder of claim records.
 func PluginAt(sysfs, socket, claims string, builtin ...plugin.Plugin) plugin.Plugin {
 	return sriov{ipam.Runner{Builtin: builtin}, sysfs, socket, claims}.plugin()
 }
@@ -84,7 +84,7 @@ func (s sriov) plugin() plugin.Plugin {
 	return plugin.Plugin{Name: "sriov", DefersSignals: true, Add: s.add, Del: s.del, Check: s.check, GC: s.gc, Status: s.status}
 }
 
-// requestJob holds the configuration, the namespaces and the attachment of one ADD or CHECK.
+// requestJob is the configuration, the namespaces and the attachment of one ADD or CHECK.
 type requestJob struct {
 	nodeSide
 	cfg requestConfig
@@ -177,8 +177,8 @@ func (s sriov) add(r *plugin.Request) (result *types100.Result, err error) {
 	return j.cniResult(), nil
 }
 
-// savePlan writes the attachment record before the first change of the system. With an IPAM plugin, the record already marks each VF as
-// leased, so that DEL releases the addresses even if ADD is killed.
+// savePlan writes the record before the first change of the system. With an IPAM plugin, it already marks each VF as leased, so that
+// DEL releases the addresses even if ADD is killed.
 func (j *requestJob) savePlan() error {
 	planned := j.st
 	planned.VFs = slices.Clone(j.st.VFs)
@@ -188,8 +188,8 @@ func (j *requestJob) savePlan() error {
 	return j.att.Save(planned)
 }
 
-// clearResidue removes the residue of an interrupted ADD with the same key. clearResidue returns an error if the pod already has an
-// interface with a planned name.
+// clearResidue removes what an interrupted ADD with the same key left. It returns an error if the pod already has an interface with a
+// planned name.
 func (s sriov) clearResidue(j *requestJob, vfs []vf) error {
 	var st attachmentState
 	recorded, err := j.att.Load(&st)
@@ -251,8 +251,8 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 	return s.removeAttachment(n, att, st)
 }
 
-// removeAttachment restores all VFs of an attachment. After an error, removeAttachment continues with the next VF. After all VFs are
-// restored, removeAttachment releases the addresses and then removes the record.
+// removeAttachment restores all VFs of an attachment, continuing after an error. Once all are restored, it releases the addresses and
+// then removes the record.
 func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
@@ -272,8 +272,8 @@ func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st atta
 	return att.Remove()
 }
 
-// delUnrecorded restores the VFs of an attachment without a record, using the journals that contain the attachment. ADD writes the record
-// before the journals, so only another program can have removed the record.
+// delUnrecorded restores the VFs of an attachment by their journals alone. ADD writes the record first, so only another program can
+// have removed it.
 func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) error {
 	if !mayHaveVFs(r) {
 		return nil
@@ -296,16 +296,15 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs reports whether an attachment that has no record may have VFs. If mayHaveVFs returns true, the caller must read the journals
-// of all attached VFs of the node. To save time, mayHaveVFs returns false if the pod has only the interface of an earlier plugin according
-// to prevResult, because prevResult would also contain the interfaces of VFs.
+// mayHaveVFs reports whether an attachment without a record may have VFs, for which the caller must read the journals of all attached
+// VFs of the node. To save this, it returns false if prevResult has only the interface of an earlier plugin, because it would also have
+// those of VFs.
 func mayHaveVFs(r *plugin.Request) bool {
 	return !isChained(r) || len(r.Prev.Interfaces) == 0 ||
 		slices.ContainsFunc(r.Prev.Interfaces, func(i *types100.Interface) bool { return i.Sandbox != "" && i.Name != r.IfName })
 }
 
-// STATUS returns an error only if every ADD would fail on this node. The absence of VFs on the node is no error, because pods without VFs
-// can run there.
+// STATUS fails only if every ADD would fail on this node, and not if there are no VFs, because pods without VFs can run there.
 func (s sriov) status(r *plugin.Request) error {
 	cfg, err := parseConfig(r)
 	if err != nil {
@@ -321,8 +320,8 @@ func (s sriov) status(r *plugin.Request) error {
 	return nil
 }
 
-// kubeletFindings warns if kubeletDir is not the root folder of a kubelet. A missing kubelet is no error, because the runtime may start
-// before the kubelet.
+// kubeletFindings warns if kubeletDir is not the root folder of a kubelet. This is no error, because the runtime may start before the
+// kubelet.
 func kubeletFindings(cfg requestConfig) []plugin.Finding {
 	sockets := filepath.Join(cfg.Kubelet, "pod-resources")
 	if _, err := os.Stat(sockets); cfg.Device.IsValid() || !errors.Is(err, fs.ErrNotExist) {
@@ -333,7 +332,7 @@ func kubeletFindings(cfg requestConfig) []plugin.Finding {
 			" does not exist: pods with VFs cannot start. Set kubeletDir to the --root-dir of the kubelet"}}
 }
 
-// cniResult returns the result of the earlier plugins together with the VFs.
+// cniResult returns the result of the earlier plugins with the VFs added.
 func (j *requestJob) cniResult() *types100.Result {
 	result := &types100.Result{}
 	if j.r.Prev != nil {

@@ -34,7 +34,7 @@ func (l testLab) changeAsTenant(name string) {
 	})
 }
 
-// TestRoundTrip (S-30, V-22): after any changes by a pod, the next pod gets the VF with the settings of the admin.
+// TestRoundTrip: after any changes by a pod, the next one gets the VF with the settings of the admin.
 func TestRoundTrip(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf1)
@@ -57,7 +57,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestOrder (V-23): interfaces are numbered by container, then by resource in the order of the configuration, then by address.
+// TestOrder: interfaces are numbered by container, then by resource in the order of the configuration, then by address.
 func TestOrder(t *testing.T) {
 	l := newLab(t, "ifName", "vf{index}x")
 	for i, d := range []struct {
@@ -80,7 +80,7 @@ func TestOrder(t *testing.T) {
 	l.del("a")
 }
 
-// TestMainPlugin: if sriov is the main plugin, the first VF gets the interface name that the runtime sets in CNI_IFNAME.
+// TestMainPlugin: if sriov is the main plugin, the first VF gets CNI_IFNAME.
 func TestMainPlugin(t *testing.T) {
 	l := newLab(t, "prevResult", nil)
 	l.allocate(vf1, vf0)
@@ -100,8 +100,8 @@ func TestMainPlugin(t *testing.T) {
 	l.isGolden()
 }
 
-// TestMultus: the caller passes the PCI address of a VF, and this VF becomes the pod's interface. For such a VF, sriov asks neither the
-// device plugin nor the kubelet.
+// TestMultus: the VF whose PCI address the caller passes becomes the pod's interface, and neither the device plugin nor the kubelet is
+// asked.
 func TestMultus(t *testing.T) {
 	l := newLab(t, "prevResult", nil, "resources", nil)
 	l.sriov.socket = "/nonexistent"
@@ -137,7 +137,7 @@ func TestWithoutVF(t *testing.T) {
 	}
 }
 
-// TestFailClosed (V-25): ADD fails if the VFs of the pod are unknown.
+// TestFailClosed: ADD fails if the VFs of the pod are unknown.
 func TestFailClosed(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -169,7 +169,7 @@ func TestFailClosed(t *testing.T) {
 	l.isGolden()
 }
 
-// TestNotToBeGiven (S-31): ADD refuses a PF and refuses interfaces that are in use. The refused interfaces stay on the node.
+// TestNotToBeGiven: ADD refuses a PF and interfaces that are in use. They stay on the node.
 func TestNotToBeGiven(t *testing.T) {
 	l := newLab(t)
 	l.allocate("0000:11:00.0")
@@ -185,8 +185,7 @@ func TestNotToBeGiven(t *testing.T) {
 	l.isGolden()
 }
 
-// TestPFUntold: if the PF is not available, ADD refuses a setting that must be set on the PF. The error contains the key of the refused
-// setting.
+// TestPFUntold: without access to the PF, ADD refuses a setting that only the PF can set, and names its key.
 func TestPFUntold(t *testing.T) {
 	l := newLab(t)
 	l.allocate(vf0)
@@ -222,8 +221,8 @@ func ranges() object {
 		"routes": []any{object{"dst": "192.0.2.0/24", "gw": "10.61.0.1"}}}
 }
 
-// TestAddresses: each VF gets its own addresses after duplicate address detection. With reportIPs, the result of ADD contains the
-// addresses. DEL releases the addresses.
+// TestAddresses: each VF gets its own addresses after duplicate address detection, which reportIPs adds to the result of ADD. DEL
+// releases them.
 func TestAddresses(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newLab(t, "ipam", ranges())

@@ -14,13 +14,13 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// Range is a range of integers. Range includes both From and To.
+// Range is a range of integers that includes both From and To.
 type Range struct{ From, To int }
 
 // Has reports whether a number is in the range.
 func (r Range) Has(n int) bool { return r.From <= n && n <= r.To }
 
-// ParseRanges parses numbers and ranges, such as "100-199,300". The function check returns an error for a number that is not allowed.
+// ParseRanges parses numbers and ranges, such as "100-199,300". check returns an error for a number that is not allowed.
 func ParseRanges(s string, check func(n int) error) (ranges []Range, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		first, last, two := strings.Cut(strings.TrimSpace(part), "-")
@@ -42,12 +42,11 @@ func ParseRanges(s string, check func(n int) error) (ranges []Range, err error) 
 	return ranges, nil
 }
 
-// Allowance contains the keys that claims may set. The value of a key lists the allowed ranges of numbers; an empty list allows any valid
-// value.
+// Allowance maps each key that claims may set to the allowed ranges of numbers; none means any valid value.
 type Allowance map[string][]Range
 
-// DefaultAllowance returns the keys that claims may set if the configuration does not define them. DefaultAllowance includes no key that
-// protects other pods or the network from the pod.
+// DefaultAllowance returns the keys that claims may set unless the configuration says otherwise. None of them protects other pods or
+// the network from the pod.
 func DefaultAllowance() Allowance {
 	return Allowance{"mac": nil, "ips": nil, "ifName": nil, "mtu": nil}
 }
@@ -64,8 +63,7 @@ func (a Allowance) Allow(key string) error {
 	return nil
 }
 
-// Limit permits claims to set a numeric key, but only to values within a limit. The limit is a string of ranges such as "100-199,300", or a
-// number that is the maximum.
+// Limit permits claims to set a numeric key within a limit: ranges such as "100-199,300", or a number that is the maximum.
 func (a Allowance) Limit(key string, limit strict.Value) error {
 	if err := a.Allow(key); err != nil {
 		return err
@@ -102,8 +100,8 @@ func parseLimit(key string, limit strict.Value) (ranges []Range, err error) {
 	return nil, fmt.Errorf(`%s: want ranges such as "100-199,300", or a number for the maximum`, limit)
 }
 
-// smallestValue returns the smallest allowed value of a key for which the admin has set only a maximum. For some keys, the value 0 means
-// "no limit", so smallestValue does not allow 0 for these keys.
+// smallestValue returns the smallest allowed value of a key for which the admin has set only a maximum. It is 1 where 0 means "no
+// limit".
 func smallestValue(key string) int {
 	switch key {
 	case "maxTxRate":
@@ -114,8 +112,7 @@ func smallestValue(key string) int {
 	return 0
 }
 
-// Check returns an error if a configuration contains a setting that claims may not set. The error of Check contains the key, the value and
-// the allowed values.
+// Check returns an error for a setting that claims may not set, with the key, the value and the allowed values.
 func (a Allowance) Check(c *Config) error {
 	for _, key := range c.Set() {
 		ranges, ok := a[key]
@@ -130,7 +127,7 @@ func (a Allowance) Check(c *Config) error {
 	return nil
 }
 
-// String returns the allowed settings in one line, such as "mac, vlan 100-199,300". If no setting is allowed, String returns "nothing".
+// String returns the allowed settings in one line, such as "mac, vlan 100-199,300", or "nothing".
 func (a Allowance) String() string {
 	var out []string
 	for _, key := range Keys() {

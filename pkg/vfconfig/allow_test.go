@@ -11,8 +11,6 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// TestAllowance checks that a claim can set allowed values. For a forbidden value, the error must contain the key, the value and the
-// allowed values.
 func TestAllowance(t *testing.T) {
 	a := DefaultAllowance()
 	for _, limit := range []struct {
@@ -53,7 +51,6 @@ func TestAllowance(t *testing.T) {
 	}
 }
 
-// TestLimit checks that Limit accepts only ranges with valid values of the setting.
 func TestLimit(t *testing.T) {
 	const ranges = `want ranges such as "100-199,300", or a number for the maximum`
 	for _, test := range []struct {

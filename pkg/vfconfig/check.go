@@ -14,21 +14,20 @@ import (
 )
 
 const (
-	// IndexMark is the placeholder for the number of the VF in an ifName.
+	// IndexMark stands for the number of the VF in an ifName.
 	IndexMark = "{index}"
-	// MaxVFs is the maximum number of VFs that a pod may have.
+	// MaxVFs is the maximum number of VFs of a pod.
 	MaxVFs = 99
 )
 
-// Validate returns an error if a value is invalid or if two settings contradict each other. Validate accepts vlanQoS and vlanProto without
-// a vlan, because the vlan may come from another source. The method Complete() is stricter: it refuses vlanQoS and vlanProto without a
-// vlan.
+// Validate returns an error if a value is invalid or two settings contradict each other. Unlike Complete, it accepts vlanQoS and
+// vlanProto without a vlan, which may come from another source.
 func (c *Config) Validate() error {
 	return c.check(func(key string) string { return key }, false)
 }
 
-// Complete checks the final settings of a VF. Complete is stricter than Validate. The argument `name` is a function that converts a key to
-// the spelling in the conflist or claim. Error messages of Complete contain the converted keys.
+// Complete checks the final settings of a VF. In its error messages, keys are spelt as in the conflist or claim, to which `name`
+// converts them.
 func (c *Config) Complete(name func(key string) string) error { return c.check(name, true) }
 
 func (c *Config) check(name func(string) string, complete bool) error {
@@ -49,7 +48,7 @@ func (c *Config) check(name func(string) string, complete bool) error {
 	return nil
 }
 
-// checkRelation returns an error if the setting contradicts another setting whose key is earlier in Keys().
+// checkRelation returns an error if the setting contradicts one whose key is earlier in Keys().
 func (c *Config) checkRelation(key string, name func(string) string, complete bool) error {
 	switch key {
 	case "vlanProto":
@@ -65,7 +64,7 @@ func (c *Config) checkRelation(key string, name func(string) string, complete bo
 	return nil
 }
 
-// checkKey checks the value of a single setting. The error of checkKey starts with the wrong value.
+// checkKey checks the value of a single setting. Its error starts with the wrong value.
 func (c *Config) checkKey(key string) error {
 	switch f := c.fieldOf(key).(type) {
 	case **int:
@@ -160,7 +159,7 @@ func ParseMAC(s string) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// ExpandName replaces {index} in an interface name with the number of the VF.
+// ExpandName replaces {index} in an interface name by the number of the VF.
 func ExpandName(ifName string, index int) string {
 	return strings.Replace(ifName, IndexMark, fmt.Sprint(index), 1)
 }

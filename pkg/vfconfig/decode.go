@@ -15,23 +15,22 @@ import (
 )
 
 const (
-	// APIVersion is the API version of the parameters in claims and device classes.
+	// APIVersion of the parameters in claims and device classes.
 	APIVersion = "sriov.podlace.io/v1alpha1"
-	// Kind is the kind of the parameters in claims and device classes.
+	// Kind of the parameters in claims and device classes.
 	Kind = "VFConfig"
 
 	maxBytes = 10 << 10 // limit of the Kubernetes API
 )
 
-// Entry is one entry in the configuration of a ResourceClaim or DeviceClass. An entry contains settings for the VFs of a resource.
+// Entry is one entry in the configuration of a ResourceClaim or DeviceClass: settings for the VFs of a resource.
 type Entry struct {
-	Resource string // applies only to VFs of this resource; "": of all
+	Resource string // applies only to VFs of this resource; "" for all
 	Config
 }
 
-// Decode parses encoded parameters and returns the entry that they contain. It refuses each setting that this version would not apply. Its
-// error is a value of strict.Problems, whose keys start with the given path of the parameters; the entry then has the settings without
-// problems.
+// Decode parses the encoded parameters of an Entry and refuses each setting that this version would not apply. Its error is a
+// strict.Problems, whose keys start with the given path; the Entry then has the settings without problems.
 func Decode(data []byte, path string) (Entry, error) {
 	r := &strict.Report{Key: path}
 	if len(data) > maxBytes {
@@ -64,7 +63,7 @@ func resourceName(s string) (string, error) {
 	return s, nil
 }
 
-// Fields returns the keys of all settings, with functions that store their values in c.
+// Fields returns the keys of all settings, each with a function that stores its value in c.
 func (c *Config) Fields(r *strict.Report) strict.Fields {
 	fields := strict.Fields{}
 	for _, key := range Keys() {
@@ -98,8 +97,8 @@ func (c *Config) reader(r *strict.Report, key string) func(strict.Value) {
 	return nil
 }
 
-// UnmarshalJSON reads the settings in a record, in the format that MarshalJSON writes. It stores each key that sets nothing in this version
-// in the field Unknown, and Validate refuses it. Without the field, a setting of another version would be lost without an error.
+// UnmarshalJSON reads the settings in a record, as MarshalJSON writes them. Keys that set nothing in this version go to Unknown, so
+// that Validate refuses them; they would be lost without an error otherwise.
 func (c *Config) UnmarshalJSON(data []byte) error {
 	type plain Config
 	var keys map[string]json.RawMessage

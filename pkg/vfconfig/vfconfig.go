@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vfconfig defines the settings of one VF. Settings come from a conflist, a DeviceClass, a ResourceClaim or an annotation. For all
-// these sources, the package uses the same type, the same validation and the same merge. The package does no I/O.
+// Package vfconfig defines the settings of one VF, their validation and their merge, whether they come from a conflist, a DeviceClass,
+// a ResourceClaim or an annotation. It does no I/O.
 package vfconfig
 
 import (
@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Config contains the settings of one VF. If a setting is nil or "", the VF keeps its current value.
+// Config is the settings of one VF. Where a setting is nil or "", the VF keeps its current value.
 type Config struct {
 	VLAN      *int     `json:"vlan,omitempty"` // 0 for none
 	VLANQoS   *int     `json:"vlanQoS,omitempty"`
@@ -28,24 +28,22 @@ type Config struct {
 	IfName    string   `json:"ifName,omitempty"` // in the pod; {index} stands for the number of the VF in the pod, starting at 1
 	IPs       []string `json:"ips,omitempty"`    // requested from the IPAM plugin
 
-	// Claimed lists the keys that the ResourceClaim itself sets. Claimed does not contain keys that only the class sets. An annotation of
-	// the pod must not contradict a setting that the claim sets.
+	// Claimed lists the keys that the ResourceClaim itself sets, not its class. An annotation of the pod must not contradict them.
 	Claimed []string `json:"claimed,omitempty"`
-	// Unknown lists keys that this version does not support. Validate refuses unknown keys.
+	// Unknown lists keys that this version does not support. Validate refuses them.
 	Unknown []string `json:"-"`
 }
 
-// claimedKey is the JSON key for the field Claimed. Only Podlace writes claimedKey, never a user.
+// claimedKey is the JSON key of Claimed, which Podlace writes and users do not.
 const claimedKey = "claimed"
 
-// Keys returns the keys of all possible settings.
+// Keys returns the keys of all settings there are.
 func Keys() []string {
 	return []string{"vlan", "vlanQoS", "vlanProto", "mac", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate", "mtu", "driver",
 		"rebind", "ifName", "ips"}
 }
 
-// fieldOf returns a pointer to the field of a key. The pointer has the type **int, *string, **bool or *[]string. fieldOf returns nil for
-// an unknown key.
+// fieldOf returns a pointer to the field of a key, a **int, *string, **bool or *[]string, or nil for an unknown key.
 func (c *Config) fieldOf(key string) any {
 	switch key {
 	case "vlan":
@@ -98,15 +96,15 @@ func (c *Config) Has(key string) bool {
 	return false
 }
 
-// Set returns the keys of all settings that are set, in the order of Keys().
+// Set returns the keys of all settings that are set, in the order of Keys.
 func (c *Config) Set() []string {
 	return slices.DeleteFunc(Keys(), func(key string) bool { return !c.Has(key) })
 }
 
-// IsZero reports whether no setting is set.
+// IsZero reports whether nothing is set.
 func (c *Config) IsZero() bool { return len(c.Set()) == 0 && (c == nil || len(c.Unknown) == 0) }
 
-// Text returns a setting as JSON text for an error message. Text returns "" if the setting is not set.
+// Text returns a setting as JSON for an error message, or "" if it is not set.
 func (c *Config) Text(key string) string {
 	if !c.Has(key) {
 		return ""
@@ -124,7 +122,7 @@ func (c *Config) Text(key string) string {
 	return ""
 }
 
-// String returns all settings in one line, for example: vlan 100, mac "02:00:00:00:00:01".
+// String returns all settings in one line, such as: vlan 100, mac "02:00:00:00:00:01".
 func (c *Config) String() string {
 	var out []string
 	for _, key := range c.Set() {
@@ -133,8 +131,8 @@ func (c *Config) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Merge combines two configurations. If both arguments contain a setting, Merge returns the value from the second argument. Both arguments
-// may be nil, and Merge changes neither of them. The result shares their values.
+// Merge returns the settings of both configurations, those of `over` where both set a key. It accepts nil and changes neither; the
+// result shares their values.
 func Merge(base, over *Config) *Config {
 	out := &Config{}
 	if base != nil {

@@ -12,14 +12,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// full() returns a configuration with every setting.
 func full() Config {
 	return Config{VLAN: new(100), VLANQoS: new(3), VLANProto: "802.1ad", MAC: "02:00:00:00:00:01", SpoofChk: "on", Trust: "off",
 		LinkState: "auto", MinTxRate: new(1), MaxTxRate: new(1000), MTU: new(9000), Driver: "vfio-pci", Rebind: new(false),
 		IfName: "fast{index}", IPs: []string{"10.0.0.9/24", "fd00::9"}}
 }
 
-// TestKeys checks that Keys returns exactly the JSON names of the exported fields.
 func TestKeys(t *testing.T) {
 	var names []string
 	for f := range reflect.TypeFor[Config]().Fields() {
@@ -36,7 +34,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestRoundTrip writes settings to parameters and to records. The settings must be the same when they are read again.
+// TestRoundTrip checks that parameters and records keep the settings.
 func TestRoundTrip(t *testing.T) {
 	want := full()
 	want.Claimed = []string{"vlan", "ips"}
@@ -59,7 +57,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestUnknownInRecord reads a record of another version of Podlace. Validate must refuse the unknown settings in the record.
+// TestUnknownInRecord reads a record of another version of Podlace, whose settings Validate must refuse.
 func TestUnknownInRecord(t *testing.T) {
 	var got struct{ Config *Config }
 	if err := json.Unmarshal([]byte(`{"Config":{"vlan":5,"vlan2":[{"a":{}}]}}`), &got); err != nil {
@@ -78,8 +76,7 @@ func TestUnknownInRecord(t *testing.T) {
 	}
 }
 
-// TestMerge checks that later settings override earlier settings key by key, even with the values false and 0. Merge must not change its
-// arguments.
+// TestMerge checks that later settings override earlier ones key by key, even with false and 0, and that the arguments stay unchanged.
 func TestMerge(t *testing.T) {
 	for name, test := range map[string]struct{ base, over, want *Config }{
 		"nothing":         {nil, nil, &Config{}},
@@ -119,13 +116,11 @@ func asJSON(t *testing.T, configs ...*Config) string {
 	return string(text)
 }
 
-// entryText returns the JSON text of parameters with the given keys.
 func entryText(keys string) string {
 	return `{"apiVersion":"sriov.podlace.io/v1alpha1","kind":"VFConfig",` + keys + `}`
 }
 
-// TestDecode checks malformed parameters and parameters with settings that this version cannot apply. Decode must return an error that
-// contains the path of the parameters.
+// TestDecode checks that the errors of malformed or unsupported parameters contain their path.
 func TestDecode(t *testing.T) {
 	const known = "apiVersion, driver, ifName, ips, kind, linkState, mac, maxTxRate, minTxRate, mtu, rebind, resource, spoofchk, trust, vlan, " +
 		"vlanProto, vlanQoS"
@@ -206,7 +201,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestComplete checks contradictions in the final settings. The errors must contain the keys as they are spelt in the conflist or claim.
+// TestComplete checks that errors about contradictions spell the keys as the conflist or claim does.
 func TestComplete(t *testing.T) {
 	name := func(key string) string { return strings.ToUpper(key) }
 	for _, test := range []struct {
@@ -228,7 +223,6 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestString checks that the text contains exactly those settings that are set.
 func TestString(t *testing.T) {
 	c := Config{VLAN: new(0), MAC: "02:00:00:00:00:01", Rebind: new(true), IPs: []string{"10.0.0.1"}}
 	if got, want := c.String(), `vlan 0, mac "02:00:00:00:00:01", rebind true, ips ["10.0.0.1"]`; got != want {
@@ -236,7 +230,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-// parameters returns the parameters of an entry in the encoding that Decode reads.
+// parameters encodes an entry as Decode reads it.
 func parameters(resource string, c Config) ([]byte, error) {
 	return json.Marshal(struct {
 		APIVersion string `json:"apiVersion"`
@@ -246,8 +240,8 @@ func parameters(resource string, c Config) ([]byte, error) {
 	}{APIVersion, Kind, resource, c})
 }
 
-// FuzzDecode checks arbitrary parameters. Decode must return either an error or settings. Each line of an error must begin with the path.
-// If Decode returns settings, encoding and decoding must not change the settings.
+// FuzzDecode checks that Decode returns either settings, which survive encoding and decoding, or an error, each line of which begins
+// with the path.
 func FuzzDecode(f *testing.F) {
 	c := full()
 	data, _ := parameters("example.com/fast", c)

@@ -33,10 +33,10 @@ func allocatorFeatures() structured.Features {
 
 func celFeatures() cel.Features { return cel.Features{EnableConsumableCapacity: true} }
 
-// patience limits how long the allocator searches, which tries all combinations of devices. The scheduler waits as long.
+// patience limits the allocator's search through all combinations of devices. The scheduler waits as long.
 const patience = 10 * time.Second
 
-// allocate allocates the devices of a claim on the first node that can hold it. The result is nil if no node can.
+// allocate allocates a claim on the first node that can hold it, or returns nil if none can.
 func (c *checker) allocate(d resourceapi.DeviceClaim) (*resourceapi.ResourceClaim, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, patience)
 	defer cancel()
@@ -59,8 +59,8 @@ func (c *checker) allocate(d resourceapi.DeviceClaim) (*resourceapi.ResourceClai
 	return nil, nil
 }
 
-// allocateAll allocates the claim once for each alternative and each resource that the scheduler may choose, and returns what the node
-// would make of each.
+// allocateAll allocates the claim once for each alternative and resource that the scheduler may choose, and returns what the node would
+// make of each.
 func (c *checker) allocateAll(m manifest, path string, d resourceapi.DeviceClaim, here []option) (rows []served) {
 	if c.tooMany(m, here) {
 		return nil // the allocator would try all combinations of devices
@@ -163,8 +163,8 @@ func (c *checker) explain(m manifest, path string, d resourceapi.DeviceClaim, he
 	}
 }
 
-// serve computes the settings of an alternative in an allocation. It reports false if the scheduler chose another alternative, or if the
-// settings are wrong.
+// serve computes the settings of an alternative in an allocation. ok is false if the scheduler chose another one or the settings are
+// wrong.
 func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim, o option) (row served, ok bool) {
 	config, err := c.settings(one)
 	results := one.Status.Allocation.Devices.Results
@@ -190,7 +190,7 @@ func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim,
 // entryFault matches an error of the driver about a config entry of the claim: its index, the key if one is wrong, and the text.
 var entryFault = regexp.MustCompile(`^config\[(\d+)\]\.opaque\.parameters(?:\.(\w+):?)?:? (.*)`)
 
-// failSettings reports why the driver refuses the settings of a claim. It removes what is wrong and asks again, until nothing is.
+// failSettings reports why the driver refuses the settings of a claim, removing what is wrong until nothing is.
 func (c *checker) failSettings(m manifest, path string, one *resourceapi.ResourceClaim, err error) {
 	for err != nil && one != nil {
 		fault := entryFault.FindStringSubmatch(err.Error())

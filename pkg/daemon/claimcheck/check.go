@@ -55,7 +55,7 @@ type served struct {
 	Settings []setting `json:"settings"`
 }
 
-// The type setting contains a setting of a VF, and the Kubernetes object that the setting comes from.
+// setting is a setting of a VF and the Kubernetes object that it comes from.
 type setting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
@@ -153,7 +153,6 @@ func (c *checker) classNamed(name string) (class, bool) {
 	return c.class(func(d class) bool { return d.Name == name })
 }
 
-// List returns all classes for the allocator.
 func (c *checker) List() (list []*resourceapi.DeviceClass, err error) {
 	for i := range c.classes {
 		list = append(list, &c.classes[i].DeviceClass)
@@ -161,7 +160,6 @@ func (c *checker) List() (list []*resourceapi.DeviceClass, err error) {
 	return list, nil
 }
 
-// Get returns a class for the allocator.
 func (c *checker) Get(name string) (*resourceapi.DeviceClass, error) {
 	one, ok := c.classNamed(name)
 	if !ok {
@@ -246,8 +244,8 @@ func (c *checker) checkEntries(m manifest, path string, list []resourceapi.Devic
 	}
 }
 
-// unknownClass reports a class that is in none of the files. The class may belong to another driver. An unknown class is a problem only if
-// the claim has settings for the request, or if the name resembles the name of a known class.
+// unknownClass reports a class that is in no file. It may belong to another driver, so it is a problem only if the claim has settings
+// for the request or the name resembles a known one.
 func (c *checker) unknownClass(where, name string, withSettings bool) {
 	label, suffix, _ := strings.Cut(name, ".")
 	var names, labels []string

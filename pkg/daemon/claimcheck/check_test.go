@@ -24,13 +24,13 @@ func claimOf(devices string) string {
 // oneVF is a request for one VF, from the class of example.com/fast.
 const oneVF = "    requests: [{name: vf, exactly: {deviceClassName: fast.example.com}}]\n"
 
-// parameters() returns an entry of spec.devices.config with the given settings.
+// parameters returns an entry of spec.devices.config.
 func parameters(requests, settings string) string {
 	return "    - {requests: [" + requests + "], opaque: {driver: sriov.podlace.io, parameters: " +
 		"{apiVersion: sriov.podlace.io/v1alpha1, kind: VFConfig, " + settings + "}}}\n"
 }
 
-// position matches the file, line and column of a message. TestCheckClaimPlaces checks them.
+// position matches the file, line and column of a message, which TestCheckClaimPlaces checks.
 var position = regexp.MustCompile(`m\.yaml:[0-9]+:[0-9]+: `)
 
 func run(args ...string) (status int, stdout, stderr string) {
@@ -63,8 +63,7 @@ func runCheck(t *testing.T, manifest string, args ...string) (status int, stdout
 	return status, strings.ReplaceAll(stdout, dir+"/", ""), position.ReplaceAllString(strings.ReplaceAll(stderr, dir+"/", ""), "m.yaml: ")
 }
 
-// TestCheckClaim checks that the settings of the class and the claim are merged key by key. check-claim must print each setting with its
-// source.
+// TestCheckClaim checks that the class and the claim are merged key by key, and that each setting is printed with its source.
 func TestCheckClaim(t *testing.T) {
 	const template = `apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -215,7 +214,7 @@ func TestCheckClaimRefused(t *testing.T) {
 	}
 }
 
-// TestCheckClaimClass checks that a class from a file takes precedence over the class that 'sriov-device-plugin classes' prints.
+// TestCheckClaimClass checks that a class from a file takes precedence over a printed one.
 func TestCheckClaimClass(t *testing.T) {
 	class := pcitest.WriteFiles(t, map[string]string{"class.yaml": `apiVersion: resource.k8s.io/v1
 kind: DeviceClass

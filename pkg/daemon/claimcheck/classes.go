@@ -61,7 +61,7 @@ func Classes(config *pool.Config) (string, error) {
 		if r.API != pool.DRA {
 			continue
 		}
-		// A DNS subdomain cannot contain upper-case letters and underscores, which the name of a resource may have.
+		// A DNS subdomain has no upper-case letters and underscores, but the name of a resource may.
 		name := strings.Trim(strings.ReplaceAll(strings.ToLower(r.Name), "_", "-"), "-") + "." + r.Prefix
 		switch other := owner[name]; {
 		case other == nil:
@@ -95,7 +95,7 @@ func selectorOf(resource string) string {
 	return fmt.Sprintf(`device.driver == %q && %s == %q`, claim.Driver, attribute{claim.Driver, "resource"}.expression(), resource)
 }
 
-// scalar formats a name as a YAML string. A name such as 1.2 is put in quotes, because YAML would read 1.2 as a number.
+// scalar formats a name as a YAML string, in quotes if YAML would read it as a number.
 func scalar(name string) string {
 	if _, err := strconv.ParseFloat(name, 64); err == nil {
 		return strconv.Quote(name)

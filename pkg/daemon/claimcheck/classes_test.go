@@ -20,8 +20,7 @@ const draConfig = `{"resourceList": [
   {"resourceName": "Open_1", "resourcePrefix": "example.org", "api": "dra", "selectors": {"pfNames": ["ens1f0"]}},
   {"resourceName": "old", "selectors": {"pfNames": ["ens2f0"]}}]}`
 
-// TestClasses compares the printed classes with a golden file. The test integration/dra-sim validates the golden file with the code of the
-// API server, so kubectl accepts the file.
+// TestClasses compares the printed classes with a golden file that integration/dra-sim validates with the code of the API server.
 func TestClasses(t *testing.T) {
 	dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig})
 	status, stdout, stderr := run("classes", "--config-file", filepath.Join(dir, "config.json"), "--resource-prefix", "example.com")
@@ -34,7 +33,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// TestClassesRefused checks that a configuration without any class causes an error, not an empty output.
+// TestClassesRefused checks that a configuration without any class is an error, not an empty output.
 func TestClassesRefused(t *testing.T) {
 	for config, says := range map[string]string{
 		`{"resourceList": [{"resourceName": "old"}]}`: `no resource has "api": "dra", so there is no class to print`,
@@ -50,7 +49,6 @@ func TestClassesRefused(t *testing.T) {
 	}
 }
 
-// TestScalar checks that names are quoted if YAML would read them as numbers.
 func TestScalar(t *testing.T) {
 	for name, want := range map[string]string{"fast.example.com": "fast.example.com", "1.2": `"1.2"`, "1.2e3": `"1.2e3"`} {
 		if got := scalar(name); got != want {

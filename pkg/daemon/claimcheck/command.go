@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimcheck implements the commands check-claim and classes of sriov-device-plugin. They answer before a pod is created what the
-// scheduler and the driver would make of its ResourceClaims. Kubernetes' own CEL environment and allocator give the answers.
+// Package claimcheck implements the commands check-claim and classes of sriov-device-plugin, which tell before a pod is created what
+// the scheduler and the driver would make of its ResourceClaims. Kubernetes' own CEL environment and allocator give the answers.
 package claimcheck
 
 import (
@@ -31,7 +31,6 @@ const (
 // errProblems reports that the command has printed what is wrong.
 var errProblems = errors.New("the claims have problems")
 
-// options contains the values of the flags of both commands.
 type options struct {
 	pool.Source
 	sysfs, slices string
@@ -46,7 +45,7 @@ func Command() *cobra.Command {
 	return root
 }
 
-// Main runs the command that the first argument names or, if there is no such command, the daemon. It returns the exit status.
+// Main runs the command in the first argument, or the daemon if there is no such command, and returns the exit status.
 func Main(args []string, daemon func(args []string, stderr io.Writer) int) int {
 	if status, ok := Run(args, os.Stdin, os.Stdout, os.Stderr); ok {
 		return status
@@ -54,7 +53,7 @@ func Main(args []string, daemon func(args []string, stderr io.Writer) int) int {
 	return daemon(args, os.Stderr)
 }
 
-// Run runs the command that the first argument names and returns its exit status. The second result is false if there is no such command.
+// Run runs the command in the first argument and returns its exit status. known is false if there is no such command.
 func Run(args []string, stdin io.Reader, stdout, stderr io.Writer) (status int, known bool) {
 	root := Command()
 	if cmd, _, err := root.Find(args); err != nil || cmd == root {

@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// The type attribute identifies an attribute of a device by domain and name.
+// attribute is a device attribute by domain and name.
 type attribute struct{ domain, name string }
 
 func (a attribute) String() string { return a.domain + "/" + a.name }
@@ -73,7 +73,7 @@ func valueOf(a resourceapi.DeviceAttribute) any {
 	return nil
 }
 
-// A cluster contains the devices against which claims are checked.
+// A cluster is the devices against which claims are checked.
 type cluster struct {
 	slices  []*resourceapi.ResourceSlice
 	devices []device

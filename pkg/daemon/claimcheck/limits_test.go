@@ -98,8 +98,8 @@ func TestCheckClaimLimits(t *testing.T) {
 	}
 }
 
-// TestClassOfAnyDriver checks that check-claim examines a request if only the request's selector, or only an entry of the claim, names this
-// driver. The class selects the devices of any driver.
+// TestClassOfAnyDriver checks that a request is examined if its class selects devices of any driver and only its selector, or an entry
+// of the claim, names this one.
 func TestClassOfAnyDriver(t *testing.T) {
 	const class = "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: any}\nspec: {}\n---\n"
 	request := func(selectors string) string {
@@ -115,8 +115,7 @@ func TestClassOfAnyDriver(t *testing.T) {
 	}
 }
 
-// TestUnknownClassOnce checks that check-claim reports an unknown class only once, and does not also report the config entries that apply
-// to the request.
+// TestUnknownClassOnce checks that an unknown class is reported once, without the config entries that apply to the request.
 func TestUnknownClassOnce(t *testing.T) {
 	_, _, stderr := runCheck(t, claimOf("    requests: [{name: a, exactly: {deviceClassName: own}}, {name: vf, exactly: {deviceClassName: fast.example.com}}]\n"+
 		"    config:\n"+parameters("a", "mtu: 1400")+parameters("a", "ifName: data")))
@@ -125,8 +124,7 @@ func TestUnknownClassOnce(t *testing.T) {
 	}
 }
 
-// TestCheckClaimAccepted checks that check-claim reports no problem for valid objects. For a part that check-claim cannot check, the output
-// contains a notice.
+// TestCheckClaimAccepted checks that valid objects have no problem, and that a part that cannot be checked causes a notice.
 func TestCheckClaimAccepted(t *testing.T) {
 	const twice = "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: a}"
 	qos := `---

@@ -21,7 +21,7 @@ import (
 // claimAPI is the only version of resource.k8s.io that check-claim supports.
 const claimAPI = "resource.k8s.io/v1"
 
-// The following constants are the kinds of Kubernetes objects that check-claim reads, besides those with pods.
+// Kinds of Kubernetes objects that check-claim reads, besides those with pods.
 const (
 	kindClaim    = "ResourceClaim"
 	kindTemplate = "ResourceClaimTemplate"
@@ -122,8 +122,8 @@ func (c *checker) decodeSpec(m manifest, to any) bool {
 	return true
 }
 
-// decode decodes a value of an object without the parts that have another type. It reports these, and also unknown keys if asked to. One
-// that does not resemble a known key is only a notice, because a newer version of Kubernetes may know it.
+// decode decodes a value without the parts of another type, which it reports, as it does unknown keys if `keys`. A key that resembles
+// no known one is only a notice, because a newer Kubernetes may know it.
 func (c *checker) decode(m manifest, v strict.Value, to any, keys bool) {
 	where := func(at strict.Place) string { return m.at(strings.TrimPrefix(at.Key, m.root.Key+".")) }
 	var r strict.Report

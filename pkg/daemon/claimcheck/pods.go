@@ -28,8 +28,8 @@ func (c *checker) checkPods(m manifest) {
 	})
 }
 
-// checkPod checks that the files contain all claims of a pod's specification, and that no two claims set the same MAC address, interface
-// name or IP addresses. It also checks the extended resources of the pod.
+// checkPod checks that the files contain all claims of a pod, that no two of them set the same MAC address, interface name or IP
+// addresses, and the pod's extended resources.
 func (c *checker) checkPod(m manifest, path string, value strict.Value) {
 	var spec corev1.PodSpec
 	c.decode(m, value, &spec, !strings.Contains(m.root.Get("apiVersion").Text(), ".")) // types of other projects have keys of their own

@@ -54,8 +54,8 @@ func setDefaults(mode *resourceapi.DeviceAllocationMode, count *int64) {
 	}
 }
 
-// appliesTo reports whether a list of requests in a constraint or config entry contains the option. As in the scheduler, an empty list
-// contains all requests, and the name "vf" also stands for the alternative "vf/fast".
+// appliesTo reports whether a list of requests in a constraint or config entry includes the option. As in the scheduler, an empty list
+// includes all, and "vf" also stands for the alternative "vf/fast".
 func (o option) appliesTo(requests []string) bool {
 	return len(requests) == 0 || slices.Contains(requests, o.name) || slices.Contains(requests, o.requestName())
 }
@@ -187,7 +187,7 @@ func (c *checker) checkConstraints(m manifest, path string, d resourceapi.Device
 	return len(c.problems) == before
 }
 
-// checkDevices checks which devices and settings a claim would get. To find all faults, it goes on without the selectors that are wrong.
+// checkDevices checks which devices and settings a claim would get. It goes on without wrong selectors to find all faults.
 func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClaim) (rows []served) {
 	c.checked++
 	all := optionsOf(path, &d)
@@ -217,7 +217,7 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 	return rows
 }
 
-// matchRequest returns the devices that class and request select. The second result is true if there are none, or if a selector is wrong.
+// matchRequest returns the devices that class and request select. wrong is true if there are none or a selector is wrong.
 func (c *checker) matchRequest(m manifest, o *option) (matched []device, wrong bool) {
 	matched, ok := c.matching(o.selectors)
 	if ok && c.example {
@@ -290,8 +290,8 @@ func selectorsOf(d *resourceapi.DeviceClaim, o option) *[]resourceapi.DeviceSele
 	return &d.Requests[o.request].FirstAvailable[o.sub].Selectors
 }
 
-// reduce returns the claim without the requests for devices that are not here, and updates the indexes of the others. The allocator ignores
-// config entries for other requests, so reduce reports those.
+// reduce returns the claim without the requests for devices that are not here, with the indexes of the others updated. It reports
+// config entries for other requests, which the allocator ignores.
 func (c *checker) reduce(m manifest, path string, d resourceapi.DeviceClaim, all, here []option) resourceapi.DeviceClaim {
 	for i, e := range d.Config {
 		applies := func(o option) bool { return o.appliesTo(e.Requests) }

@@ -225,9 +225,8 @@ func typeName(v any) string { return strings.TrimSuffix(reflect.TypeOf(v).String
 // noKey matches the error of CEL for an attribute that a device lacks.
 var noKey = regexp.MustCompile(`no such key: (\w+)`)
 
-// matching returns the devices that all selectors match. Like the scheduler, it evaluates them in order and stops at the first that does
-// not match. It reports false if an evaluation fails, also for devices of other drivers and for VFs without a NUMA node, which other nodes
-// may have.
+// matching returns the devices that all selectors match. Like the scheduler, it stops at the first that does not. ok is false if an
+// evaluation fails, also for devices of other drivers and for VFs without a NUMA node, which other nodes may have.
 func (c *checker) matching(list []selector) (matched []device, ok bool) {
 	if _, ok = c.evaluate(list, device{driver: "other.example.com"}); !ok {
 		return nil, false

@@ -12,13 +12,12 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// selecting returns a claim for VFs of example.com/fast with a selector.
 func selecting(expression string) string {
 	text, _ := json.Marshal(expression)
 	return claimOf(fmt.Sprintf("    requests: [{name: vf, exactly: {deviceClassName: fast.example.com, selectors: [{cel: {expression: %s}}]}}]\n", text))
 }
 
-// TestSelectors checks what is reported about the selector of a request, whose class selects VFs, and of a class.
+// TestSelectors checks the reports about selectors of a class, and of a request whose class selects VFs.
 func TestSelectors(t *testing.T) {
 	const own, standard = `device.attributes["sriov.podlace.io"]`, `device.attributes["resource.kubernetes.io"]`
 	for _, c := range []struct{ expression, says string }{
@@ -181,8 +180,8 @@ func TestNode(t *testing.T) {
 	}
 }
 
-// TestOtherDriver checks that claims for another driver are accepted if the cluster has its devices, also for a driver that
-// Podlace replaces.
+// TestOtherDriver checks that claims for another driver are accepted if the cluster has its devices, even for a driver that Podlace
+// replaces.
 func TestOtherDriver(t *testing.T) {
 	const slice = `kind: ResourceSlice
 apiVersion: resource.k8s.io/v1
@@ -215,8 +214,8 @@ func TestSlicesFile(t *testing.T) {
 	}
 }
 
-// TestSharedPools checks claims against slices that are not those of one node: a pool that several nodes share, and devices with nodes of
-// their own. The pool of the VFs has another name than their node.
+// TestSharedPools checks claims against slices that are not of one node: a pool that several nodes share, devices with nodes of their
+// own, and VFs in a pool with another name than their node.
 func TestSharedPools(t *testing.T) {
 	const slice = "---\nkind: ResourceSlice\napiVersion: resource.k8s.io/v1\nmetadata: {name: %[1]s}\nspec: {driver: %[1]s.example.com, %[2]s, " +
 		"pool: {name: %[1]s, generation: 1, resourceSliceCount: 1}, devices: [%[3]s]}\n---\nkind: DeviceClass\napiVersion: resource.k8s.io/v1\n" +

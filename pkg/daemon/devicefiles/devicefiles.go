@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devicefiles returns the files in /dev that a container needs for its devices. The functions return the device files in the
-// formats of the Container Device Interface (CDI) and of the kubelet. Package devicefiles also returns the environment variables that
-// sriov-network-device-plugin sets. Only WriteSpec does I/O.
+// Package devicefiles returns the files in /dev that a container needs for its devices, in the formats of the Container Device
+// Interface (CDI) and of the kubelet, and the environment variables that sriov-network-device-plugin sets. Only WriteSpec does I/O.
 package devicefiles
 
 import (
@@ -20,24 +19,24 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// CDIVersion is the oldest version of the CDI specification that has all the fields which this package uses.
+// CDIVersion is the oldest version of the CDI specification with all fields used here.
 const CDIVersion = "0.5.0"
 
-// The following device files are shared by several devices.
+// Device files that several devices share.
 const (
 	VFIOControl = "/dev/vfio/vfio"
 	VhostNet    = "/dev/vhost-net"
 	TUN         = "/dev/net/tun"
 )
 
-// File is the path of a device file on the node and its path in the container.
+// File is a device file's path on the node and in the container.
 type File struct{ Host, Container string }
 
-// driverInfo holds the properties of a device for one kind of driver. sriov-network-device-plugin uses the same keys.
+// driverInfo is the properties of a device for one kind of driver, under the keys of sriov-network-device-plugin.
 type driverInfo map[string]string
 
-// Variables returns the environment variables for a container with devices of a resource. PCIDEVICE_EXAMPLE_COM_FAST contains the PCI
-// addresses of the devices. PCIDEVICE_EXAMPLE_COM_FAST_INFO contains the device files.
+// Variables returns the environment variables for a container with devices of a resource: PCIDEVICE_EXAMPLE_COM_FAST has their PCI
+// addresses, PCIDEVICE_EXAMPLE_COM_FAST_INFO their device files.
 func Variables(resource string, devices []pool.Device) (map[string]string, error) {
 	var ids []string
 	info := map[string]map[string]driverInfo{}
@@ -53,8 +52,8 @@ func Variables(resource string, devices []pool.Device) (map[string]string, error
 	return map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}, nil
 }
 
-// variableName returns the name of a resource's environment variable: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. variableName keeps
-// hyphens for compatibility with sriov-network-device-plugin. A shell cannot read a variable whose name contains a hyphen.
+// variableName returns the environment variable of a resource: PCIDEVICE_EXAMPLE_COM_FAST for example.com/fast. Hyphens stay as in
+// sriov-network-device-plugin, although a shell cannot read such a variable.
 func variableName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
 }
@@ -98,8 +97,8 @@ func rdmaValues(d pci.Device) driverInfo {
 	return v
 }
 
-// rdmaNodes returns the files of a device's RDMA devices. If the node has an RDMA connection manager, the result includes its device file,
-// which all RDMA devices share.
+// rdmaNodes returns the files of a device's RDMA devices, and that of the RDMA connection manager, which they share, if the node has
+// one.
 func rdmaNodes(d pci.Device) (nodes []string) {
 	for _, f := range d.RDMAFiles {
 		nodes = append(nodes, "/dev/"+f)
@@ -107,8 +106,8 @@ func rdmaNodes(d pci.Device) (nodes []string) {
 	return nodes
 }
 
-// vfioGroup returns the path of the device file for the device's IOMMU group, as seen in the container. vfioGroup returns "" if the device
-// is in no IOMMU group. The number of an IOMMU group may change when the node reboots.
+// vfioGroup returns the file of the device's IOMMU group in the container, or "" for none. The group's number may change when the node
+// reboots.
 func vfioGroup(d pci.Device) string {
 	if d.IOMMUGroup == pci.Unknown {
 		return ""
@@ -116,7 +115,7 @@ func vfioGroup(d pci.Device) string {
 	return fmt.Sprintf("/dev/vfio/%d", d.IOMMUGroup)
 }
 
-// Nodes returns the paths, in the container, of the device files that a container needs for one device.
+// Nodes returns the device files that a container needs for one device, by their paths in the container.
 func Nodes(d pool.Device) (nodes []string) {
 	switch {
 	case d.Driver == "vfio-pci":
@@ -136,7 +135,7 @@ func Nodes(d pool.Device) (nodes []string) {
 	return nodes
 }
 
-// Files returns the device files that a container needs for several devices, without duplicates and sorted by the path in the container.
+// Files returns the device files that a container needs for devices, without duplicates and sorted by the path in the container.
 func Files(devices ...pool.Device) (out []File) {
 	onHost := map[string]string{}
 	for _, d := range devices {
@@ -153,7 +152,7 @@ func Files(devices ...pool.Device) (out []File) {
 	return out
 }
 
-// Edits returns the changes, in CDI format, that the runtime makes to a container with the given devices.
+// Edits returns the changes, as CDI, that the runtime makes to a container with the devices.
 func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
 	for _, f := range Files(devices...) {
 		node := &cdi.DeviceNode{Path: f.Container, Permissions: "rw"}
@@ -165,7 +164,7 @@ func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
 	return edits
 }
 
-// WriteSpec writes a CDI specification if its content has changed. Each write causes the runtime to read all specifications again.
+// WriteSpec writes a CDI specification if its content has changed, because each write makes the runtime read all of them again.
 func WriteSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	data, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {

@@ -25,8 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// poolOfKinds returns a pool with one device of each kind. For each kind of device, a container gets different environment variables or
-// device files.
+// poolOfKinds returns a pool with one device of each kind, which differ in environment variables or device files.
 func poolOfKinds() pool.Pool {
 	p := vfPool(5)
 	p.Name = "example.com/fast-net"
@@ -49,7 +48,7 @@ func idsOf(p pool.Pool) (ids []string) {
 	return ids
 }
 
-// TestAllocate checks that a container gets exactly the same environment variables and device files as from sriov-network-device-plugin.
+// TestAllocate checks that a container gets the environment variables and device files of sriov-network-device-plugin.
 func TestAllocate(t *testing.T) {
 	p := poolOfKinds()
 	ids := idsOf(p)
@@ -95,8 +94,7 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// TestCDI checks that all three CDI modes select the same devices, and that the resource's CDI specification contains the device files of
-// each device.
+// TestCDI checks that all three CDI modes select the same devices, whose files are in the resource's CDI specification.
 func TestCDI(t *testing.T) {
 	p := poolOfKinds()
 	ids := idsOf(p)[:3] // the first device has no files
@@ -121,8 +119,8 @@ func TestCDI(t *testing.T) {
 	}
 }
 
-// TestCDIFiles checks that a CDI specification exists for each current resource. The CDI specification of a removed resource keeps the
-// devices that pods still have.
+// TestCDIFiles checks that each current resource has a CDI specification, and that of a removed one keeps the devices that pods still
+// have.
 func TestCDIFiles(t *testing.T) {
 	p, dir := poolOfKinds(), t.TempDir()
 	other := vfPool(1) // no device files, so no CDI device
@@ -147,7 +145,6 @@ func TestCDIFiles(t *testing.T) {
 		spec.Devices[1].ContainerEdits.DeviceNodes[0].HostPath != "/dev/vfio/noiommu-7" {
 		t.Errorf("%v\n%s", err, data)
 	}
-	// The CDI specification of a removed resource keeps only the devices of pods.
 	if err := f.publish([]pool.Pool{{Name: p.Name}}, map[string][]poddevices.Device{p.Name: {{ID: "0000:10:00.1"}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -175,8 +172,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestHostileRequests checks the answers to invalid requests. Each answer must be an error about the device, or a list that contains only
-// offered devices.
+// TestHostileRequests checks that an invalid request results in an error about the device, or in a list of offered devices only.
 func TestHostileRequests(t *testing.T) {
 	e := newEndpoint(fast, offering(vfPool(8)), quiet(), newCounters(), newGate("", "/nonexistent", ""))
 	long := strings.Repeat("A", 1<<20)
@@ -206,7 +202,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// podGrants contains the devices of each pod. As in the kubelet, the test admits only one pod at a time.
+// podGrants is the devices of each pod. As the kubelet does, the test admits one pod at a time.
 type podGrants struct {
 	client pluginapi.DevicePluginClient
 	mu     sync.Mutex
@@ -257,8 +253,8 @@ func (g *podGrants) release(ids []string) {
 	}
 }
 
-// TestNoDoubleGrant simulates a kubelet that assigns and frees devices as fast as possible. TestNoDoubleGrant checks that no device is
-// assigned twice. If one NUMA node has enough devices, all devices of a container must come from that node.
+// TestNoDoubleGrant simulates a kubelet that assigns and frees devices as fast as possible. None may be assigned twice, and those of a
+// container must come from one NUMA node if it has enough.
 func TestNoDoubleGrant(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfPool(256)

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// answerQuestion returns the answer to a question from the sriov plugin or from the command line.
+// answerQuestion answers the sriov plugin or the command line.
 func (d *daemon) answerQuestion(ctx context.Context, q poddevices.Question) poddevices.Answer {
 	a := poddevices.Answer{Devices: []poddevices.Device{}}
 	if q.Pod != "" {
@@ -51,15 +51,14 @@ func (d *daemon) answerQuestion(ctx context.Context, q poddevices.Question) podd
 	return a
 }
 
-// resourceNames returns the names of the resources that this daemon serves. resourceNames never returns nil.
+// resourceNames returns the resources that this daemon serves, never nil.
 func (d *daemon) resourceNames() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.AppendSeq([]string{}, maps.Keys(d.serving))
 }
 
-// hasDevice reports whether the ID belongs to a device of this node. hasDevice is also true for a device that another device plugin
-// assigns.
+// hasDevice reports whether this node has the device, even if another device plugin assigns it.
 func (d *daemon) hasDevice(id string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

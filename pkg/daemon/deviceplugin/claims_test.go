@@ -18,7 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// writeClaim writes the record of a claim with a device for the pod with UID u-0. writeClaim also adds the claim to the kubelet's file.
+// writeClaim writes the record of a claim with a device for the pod with UID u-0, and its entry in the kubelet's file.
 func (l *testLab) writeClaim(resource, id string, admin bool) {
 	l.Helper()
 	r := claim.Record{State: claim.Prepared, Reserved: []claim.Consumer{{Resource: "pods", Name: "web-0", UID: "u-0"}}, Devices: []poddevices.Device{{Resource: resource, ID: id, Claim: &poddevices.Claim{UID: "c-0",
@@ -32,9 +32,8 @@ func (l *testLab) writeClaim(resource, id string, admin bool) {
 	}
 }
 
-// TestClaimed checks that a claimed device is not allocated and keeps its driver. The number of VFs on the device's PF also stays the same.
-// The daemon's answers about pods contain the claimed device. If both the record of a claim and the kubelet's file are unreadable, any
-// device may belong to the claim.
+// TestClaimed checks that a claimed device is not allocated, keeps its driver, and is in the answers about pods, and that the number of
+// VFs on its PF stays. If both the claim's record and the kubelet's file are unreadable, any device may be claimed.
 func TestClaimed(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	config := func(n, driver string) string {
@@ -88,7 +87,7 @@ func TestClaimed(t *testing.T) {
 	}
 }
 
-// TestAdminClaimed checks that a device remains available if a claim has only administrative access to it.
+// TestAdminClaimed checks that administrative access leaves a device available.
 func TestAdminClaimed(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.writeClaim("example.com/one", vf00, true)
@@ -97,8 +96,8 @@ func TestAdminClaimed(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// TestClaimMetrics: the metrics show the pod that has a device through a claim. The device counts as allocated even directly after the
-// daemon has refused a new configuration.
+// TestClaimMetrics: the metrics show the pod that has a device through a claim. The device counts as allocated even right after a
+// refused configuration.
 func TestClaimMetrics(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	r := l.useRecorder()
@@ -119,8 +118,8 @@ func TestClaimMetrics(t *testing.T) {
 	}
 }
 
-// TestSharedClaimMetrics: several pods share a claim. The pod in the journal of the VF is the pod that has the VF. A journal of an earlier
-// claim has no effect.
+// TestSharedClaimMetrics: of the pods that share a claim, the one in the VF's journal has the VF. A journal of an earlier claim has no
+// effect.
 func TestSharedClaimMetrics(t *testing.T) {
 	held := []poddevices.Device{{ID: vf00, Namespace: "shop", Pod: "web-0", Claim: &poddevices.Claim{UID: "c-0"}},
 		{ID: vf01, Namespace: "shop", Pod: "web-0", Claim: &poddevices.Claim{UID: "c-1"}}, {ID: vf10, Namespace: "shop", Pod: "web-2"}}

@@ -10,10 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// metricPrefix is the prefix of all metric names.
 const metricPrefix = "podlace_sriov"
 
-// eventCounters contains the metrics that count events, such as allocations.
+// eventCounters are the metrics that count events, such as allocations.
 type eventCounters struct {
 	allocations, registrations *prometheus.CounterVec
 	preferred                  *prometheus.HistogramVec

@@ -23,10 +23,10 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// listInterval is the time between two requests to the kubelet for the devices of pods.
+// listInterval is how often the kubelet is asked for the devices of pods.
 const listInterval = 10 * time.Second
 
-// The type daemon serves the SR-IOV resources of one node.
+// daemon serves the SR-IOV resources of one node.
 type daemon struct {
 	daemonOptions
 	log       *slog.Logger
@@ -69,14 +69,14 @@ type daemon struct {
 	refreshed    bool             // serving is complete
 }
 
-// registeredService is the running service for one resource, which is registered with the kubelet.
+// registeredService serves one resource that is registered with the kubelet.
 type registeredService struct {
 	*registrar
 	stop context.CancelFunc
 }
 
-// refresh() updates the resources and devices that the daemon reports to the kubelet. refresh() returns the time of the next refresh, or
-// the zero time if no refresh is needed before the next change.
+// refresh updates the resources and devices that the kubelet sees. It returns when to refresh next, or the zero time if only a change
+// requires it.
 func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	d.gate.Lock() // no allocation may use the old offers
 	defer d.gate.Unlock()
@@ -100,7 +100,7 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 		if d.serving[name].setLeaving(leaving); wanted {
 			continue
 		}
-		// A resource that was removed from the configuration stays registered with the kubelet while pods have its devices.
+		// A resource that left the configuration stays registered while pods have its devices.
 		p := pool.Pool{Name: name}
 		lost[name] = d.lostDevices(p)
 		if len(lost[name]) == 0 && (!leaving || d.serving[name].isReady()) {
@@ -124,8 +124,8 @@ func (d *daemon) refresh(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// publishCDI writes the CDI specifications of devices, before the devices can be allocated. If publishCDI cannot write the CDI
-// specifications, containers get the device files through the kubelet instead.
+// publishCDI writes the CDI specifications of devices before they can be allocated. If it cannot, containers get the device files
+// through the kubelet instead.
 func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]poddevices.Device) {
 	err := (deviceFolders{d.InfoDir, d.CDIDir}).publish(pools, lost)
 	if err != nil && (d.unpublished == nil || err.Error() != d.unpublished.Error()) {
@@ -134,7 +134,7 @@ func (d *daemon) publishCDI(pools []pool.Pool, lost map[string][]poddevices.Devi
 	d.unpublished = err
 }
 
-// logFindings logs each difference between the configuration and this node only once.
+// logFindings logs each difference between the configuration and this node once.
 func (d *daemon) logFindings(env pool.Env) {
 	found := map[string]bool{}
 	for _, p := range pool.Findings(d.config, d.snapshot, env) {
@@ -163,9 +163,8 @@ func (d *daemon) logFaults(pools []pool.Pool, faults map[string]string) {
 	d.faults = faults
 }
 
-// assignPools returns the device pools of the configuration. If a pod still has a device through another resource or through a claim,
-// assignPools removes the device from the pool. Otherwise a second pod could get the device. assignPools does not remove devices from DRA
-// pools, because the DRA driver itself decides which devices it publishes.
+// assignPools returns the pools of the configuration, without the devices that a pod still has through another resource or a claim,
+// which a second pod could get otherwise. DRA pools keep theirs, because the DRA driver decides what it publishes.
 func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	from := map[string]string{}
 	for _, h := range d.held {
@@ -186,8 +185,8 @@ func (d *daemon) assignPools(env pool.Env) []pool.Pool {
 	return pools
 }
 
-// poolEnv returns all data about the node, except the devices, from which the pools are computed. For a device whose interface is in a pod,
-// poolEnv returns the last known properties.
+// poolEnv returns the node's data, except the devices, from which the pools are computed. A device whose interface is in a pod has its
+// last known properties.
 func (d *daemon) poolEnv() pool.Env {
 	host, err := kernel.Host()
 	if err == nil {
@@ -203,9 +202,8 @@ func (d *daemon) poolEnv() pool.Env {
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
 }
 
-// lostDevices returns the devices that pods have from a resource although these devices are missing in the resource's pool. Each lost
-// device is in the list only once. If the resource was removed from the configuration, the list contains only devices that the kubelet
-// assigned to containers, and no devices of claims.
+// lostDevices returns, once each, the devices that pods have from a resource but that are missing in its pool. For a resource that left
+// the configuration, it omits devices of claims.
 func (d *daemon) lostDevices(p pool.Pool) (lost []poddevices.Device) {
 	for _, h := range d.held {
 		if h.Resource == p.Name && (p.Resource != nil || !byClaim(h)) && !poolContains(p, h.ID) {
@@ -220,13 +218,11 @@ func (d *daemon) lostDevices(p pool.Pool) (lost []poddevices.Device) {
 	return slices.CompactFunc(lost, func(a, b poddevices.Device) bool { return a.ID == b.ID })
 }
 
-// poolContains reports whether a pool contains the device.
 func poolContains(p pool.Pool, id string) bool {
 	return slices.ContainsFunc(p.Devices, func(dev pool.Device) bool { return dev.Address.String() == id })
 }
 
-// mergeUnlisted adds two kinds of devices that are missing from the kubelet's last list: recently allocated devices, and the devices of
-// claims.
+// mergeUnlisted adds recently allocated devices and those of claims, which the kubelet's last list lacks.
 func (d *daemon) mergeUnlisted() {
 	d.held = mergeDevices(d.held, d.gate.allocations.recentDevices())
 	records, err := d.gate.claims.List()
@@ -247,7 +243,7 @@ func (d *daemon) mergeUnlisted() {
 	}
 }
 
-// logDamaged logs which claim records are unreadable. logDamaged logs again only when the error changes.
+// logDamaged logs the unreadable claim records whenever the error changes.
 func (d *daemon) logDamaged(damaged error) {
 	if damaged != nil && (d.damaged == nil || d.damaged.Error() != damaged.Error()) {
 		d.log.Error("cannot read records of claims; these claims keep their devices", "error", damaged, "hint",
@@ -256,8 +252,7 @@ func (d *daemon) logDamaged(damaged error) {
 	d.damaged = damaged
 }
 
-// updateOffer passes the changed list of offered devices to the endpoint of a resource. If the resource has no endpoint yet, updateOffer
-// starts an endpoint.
+// updateOffer passes the changed list of devices to the endpoint of a resource, which it starts if there is none.
 func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
 	if s, ok := d.serving[o.pool.Name]; ok {
 		if before, _ := s.current(); !before.equalTo(o) {
@@ -282,7 +277,6 @@ func (d *daemon) updateOffer(ctx context.Context, o *resourceOffer) {
 	})
 }
 
-// stopResource ends the registration and the endpoint of a resource.
 func (d *daemon) stopResource(name string) {
 	d.log.Info("the resource is no longer served", "resource", name)
 	d.serving[name].stop()
@@ -298,8 +292,7 @@ func (d *daemon) socketsChanged(string) {
 	}
 }
 
-// notify() wakes the goroutine that receives from the channel `c`. notify() never blocks. If a wake-up is already pending, notify() does
-// nothing.
+// notify wakes the receiver of c without ever blocking. A pending wake-up is enough.
 func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -307,9 +300,8 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// reload() reads the configuration if the file has changed. If the argument `asked` is true, reload() also loads an unchanged file.
-// reload() reports whether a new configuration is in use. If the new configuration has errors, reload() logs the errors and keeps the
-// current configuration.
+// reload reads the configuration if the file has changed, or always if `asked`, and reports whether a new one is in use. It logs the
+// errors of a wrong one and keeps the current one.
 func (d *daemon) reload(asked bool) bool {
 	data, err := store.ReadFile(d.ConfigFile)
 	if err == nil && !asked && bytes.Equal(data, d.configText) {
@@ -336,21 +328,19 @@ func (d *daemon) reload(asked bool) bool {
 	return true
 }
 
-// logUnserved logs each configured resource that the daemon does not support.
 func (d *daemon) logUnserved() {
 	for _, p := range d.config.Unserved() {
 		d.log.Error("a configuration entry is not supported, so its resource is not served", "entry", p.Error(), "hint", "use --strict to refuse such a configuration")
 	}
 }
 
-// poolSource returns the name of the configuration file and the default values for keys that the file lacks.
+// poolSource returns the configuration file's name and the defaults for keys that the file lacks.
 func (o daemonOptions) poolSource() pool.Source {
 	return pool.Source{File: o.ConfigFile, Prefix: o.Prefix, Host: o.Host, Strict: o.Strict}
 }
 
-// grantFor returns how containers get access to the devices of a resource: through CDI or through the kubelet. By default, containers get
-// access through CDI if another program has written CDI specifications on the node. In this case, the runtime also reads the CDI
-// specifications of the daemon.
+// grantFor returns how containers get the devices of a resource. The default is CDI if another program has written CDI specifications
+// on the node, because the runtime then also reads those of the daemon, or else the kubelet.
 func (d *daemon) grantFor(p pool.Pool) deviceGrant {
 	f := deviceFolders{d.InfoDir, d.CDIDir}
 	mode := pool.CDIOff

@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestDaemon checks that each resource offers its devices with their NUMA nodes and becomes ready. The metrics and the daemon's answers
-// must contain each resource.
+// TestDaemon checks that each resource offers its devices with their NUMA nodes, becomes ready, and is in the metrics and answers.
 func TestDaemon(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -49,8 +48,8 @@ func TestDaemon(t *testing.T) {
 	l.await("/readyz", "the kubelet does not watch example.com/one, example.com/two")
 }
 
-// TestAnswerAll checks the daemon's answer to a request for the devices of all pods. The daemon's answer contains the faults of devices,
-// and also devices that another device plugin assigned. The answer contains no resources of other device plugins.
+// TestAnswerAll checks that the answer about all pods has the faults of devices and those that another device plugin assigned, but no
+// resources of other device plugins.
 func TestAnswerAll(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Set(t, sysfs, vf01, "driver", "")
@@ -68,8 +67,7 @@ func TestAnswerAll(t *testing.T) {
 	}
 }
 
-// TestVanished checks that a missing device stays listed until its pod ends. No other pod gets the missing device. The daemon removes a
-// missing device at once if no pod has it.
+// TestVanished checks that a missing device is removed at once, or stays listed until its pod ends, and that no other pod gets it.
 func TestVanished(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
@@ -96,8 +94,7 @@ func TestVanished(t *testing.T) {
 	l.awaitDevices("example.com/one")
 }
 
-// TestMoved checks that a pod keeps its VF when a new configuration assigns the VF to another resource. No other pod gets the VF until the
-// pod ends.
+// TestMoved checks that a pod keeps its VF, which no other pod gets, when a new configuration assigns it to another resource.
 func TestMoved(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -113,8 +110,7 @@ func TestMoved(t *testing.T) {
 	l.awaitLog("the resource is no longer served", "example.com/one")
 }
 
-// TestJustHandedOut checks that a device counts as in use right after its allocation, even before the kubelet lists the device. While the
-// device is in use, the daemon does not change the device's driver.
+// TestJustHandedOut checks that a device counts as in use, so that its driver stays, even before the kubelet lists it.
 func TestJustHandedOut(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -129,7 +125,7 @@ func TestJustHandedOut(t *testing.T) {
 	l.await("/metrics", `podlace_sriov_allocations_total{aligned="true",numa="0",policy="numa-best-fit",resource="example.com/one",same_pf="true"} 1`)
 }
 
-// TestGate checks that a device is not allocated while the daemon changes the device, for example its driver.
+// TestGate checks that a device is not allocated while the daemon changes it, for example its driver.
 func TestGate(t *testing.T) {
 	p := vfPool(1)
 	id := p.Devices[0].Address.String()
@@ -153,7 +149,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestHeldElsewhere checks that the daemon never offers a VF that a pod has through another device plugin, not even right after the start.
+// TestHeldElsewhere checks that a VF that a pod has through another device plugin is never offered, not even right after the start.
 func TestHeldElsewhere(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -166,8 +162,8 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 }
 
-// TestForgetfulKubelet runs the daemon with a kubelet that has just started and does not list its pods yet. The daemon then uses the
-// kubelet's checkpoint and the daemon's own recent allocations, so that no second pod gets a device.
+// TestForgetfulKubelet has a kubelet that has just started and lists no pods yet. The daemon uses the kubelet's checkpoint and its own
+// recent allocations, so that no second pod gets a device.
 func TestForgetfulKubelet(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	write(t, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"app","ResourceName":"example.com/one",
@@ -186,7 +182,7 @@ func TestForgetfulKubelet(t *testing.T) {
 	}
 }
 
-// TestHealth checks that the daemon reports a fault after a delay, and reports the recovery after another delay.
+// TestHealth checks that a fault and its end are reported after a delay each.
 func TestHealth(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
@@ -228,8 +224,7 @@ func TestFaultsAtStart(t *testing.T) {
 	}
 }
 
-// TestReload checks that the daemon logs an invalid configuration and keeps the current configuration. A later valid configuration takes
-// effect.
+// TestReload checks that an invalid configuration is logged and the current one kept until a valid one follows.
 func TestReload(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -244,7 +239,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestBadStart checks that with an invalid configuration, the daemon does not start and leaves no files behind.
+// TestBadStart checks that the daemon does not start with an invalid configuration and leaves no files.
 func TestBadStart(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "a b"}]}`)
 	err := runDaemon(t.Context(), l.daemonOptions, nil, quiet())
@@ -258,7 +253,7 @@ func TestBadStart(t *testing.T) {
 	}
 }
 
-// TestPluginRestarts checks that a restarted daemon offers its resources again, both with and without devices in pods.
+// TestPluginRestarts checks that a restarted daemon offers its resources again, with and without devices in pods.
 func TestPluginRestarts(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -277,7 +272,7 @@ func TestPluginRestarts(t *testing.T) {
 	}
 }
 
-// TestDriver checks that the configured driver is bound to free devices, and that a device of a pod keeps its driver.
+// TestDriver checks that free devices get the configured driver, and those of pods keep theirs.
 func TestDriver(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "dpdk", "driver": "vfio-pci", "selectors": {"pfNames": ["ens0f0"]}}]}`)
@@ -300,8 +295,7 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFs checks that the configured number of VFs is created on a PF. The daemon must not change the number of VFs while a pod has one
-// of the VFs.
+// TestNumVFs checks that a PF gets the configured number of VFs, but not while a pod has one of them.
 func TestNumVFs(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 4})
 	config := func(n string) string {

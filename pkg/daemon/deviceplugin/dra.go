@@ -22,9 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// The constants apiQPS and apiBurst limit the rate of requests to the API server. The values of apiQPS and apiBurst are the kubelet's
-// defaults, which suffice for 110 pods. Each call of Prepare reads its claim from the API server. With client-go's default of 5 requests a
-// second, 50 pods that start at once would wait for 8 seconds.
+// apiQPS and apiBurst limit the requests to the API server, of which each Prepare makes one. They are the kubelet's defaults, which
+// suffice for 110 pods. With client-go's 5 a second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
@@ -35,15 +34,15 @@ type claimDriver interface {
 	Run(context.Context)
 	Update(dra.Inventory)
 	Ready() string
-	// Leads reports whether this instance of the daemon may change the devices of claims. Two instances may run on the node at the same time,
-	// for example an older and a newer instance during an update.
+	// Leads reports whether this instance of the daemon may change the devices of claims. During an update, an older and a newer one
+	// may run at the same time.
 	Leads() bool
 	Published() map[string]poddevices.Published
 }
 
 func newDriver(o dra.Options) claimDriver { return dra.New(o) }
 
-// byAPI splits the pools into two lists: pools that are offered through the device plugin API, and pools that are offered through DRA.
+// byAPI splits the pools into those of the device plugin API and those of DRA.
 func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	for _, p := range pools {
 		if p.Resource.API == pool.DRA {
@@ -55,8 +54,8 @@ func byAPI(pools []pool.Pool) (plain, claimed []pool.Pool) {
 	return plain, claimed
 }
 
-// updateDRA passes the pools with the API DRA to the DRA driver. updateDRA starts the DRA driver when the first pool with the API DRA
-// exists, or when claims of an earlier configuration exist. updateDRA never waits for the API server.
+// updateDRA passes the pools with the API DRA to the DRA driver. It starts the driver when the first such pool appears, or for claims
+// of an earlier configuration, without ever waiting for the API server.
 func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[string]dra.Fault) {
 	d.makeClaims()
 	d.claimable = nil
@@ -87,8 +86,7 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	}
 }
 
-// claimUse returns the devices that belong to claims, and the devices that pods have without a claim. The health check needs both, because
-// the driver that a device should have depends on its owner.
+// claimUse returns the devices of claims, and those that pods have without one. Which driver is healthy depends on the owner.
 func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{map[string]bool{}, d.isLeaked}
 	for _, h := range d.held {
@@ -97,12 +95,11 @@ func (d *daemon) claimUse() claimUsage {
 	return c
 }
 
-// byClaim reports whether a pod has the device through a claim.
 func byClaim(h poddevices.Device) bool { return h.Claim != nil }
 
-// makeClaims creates the folder for the records of claims, if the configuration has a resource with the API DRA. The folder tells the
-// plugin sriov that pods without devices are normal on this node, even if the kubelet has no checkpoint. All nodes of a cluster usually
-// have the same conflist. The folder is therefore also necessary on a node without a resource and without access to the API server.
+// makeClaims creates the folder of claim records if the configuration has a resource with the API DRA. It tells plugin sriov that pods
+// without devices are normal here even if the kubelet has no checkpoint. Nodes without a resource or access to the API server need it
+// too, because all nodes usually have the same conflist.
 func (d *daemon) makeClaims() {
 	if d.hasClaims || !d.config.AnyDRA {
 		return
@@ -113,8 +110,7 @@ func (d *daemon) makeClaims() {
 	}
 }
 
-// newDRA creates the DRA driver. newDRA returns false if no client for the API server can be created. The daemon serves the device plugin
-// API even without the DRA driver.
+// newDRA creates the DRA driver. It returns false if there can be no client for the API server; the device plugin API works without.
 func (d *daemon) newDRA() bool {
 	client, err := d.newClient()
 	if err != nil {
@@ -134,7 +130,7 @@ func (d *daemon) newDRA() bool {
 	return true
 }
 
-// newClient returns a client for the API server. newClient uses the configured kubeconfig, or the ServiceAccount of the daemon's pod.
+// newClient returns a client for the API server with the configured kubeconfig, or else the pod's ServiceAccount.
 func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if o.Kubeconfig != "" {
@@ -152,7 +148,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// publishedDevices returns the data of each device in the ResourceSlices, by device ID.
+// publishedDevices returns what the ResourceSlices have about each device, by device ID.
 func (d *daemon) publishedDevices() map[string]poddevices.Published {
 	d.mu.Lock()
 	driver := d.driver
@@ -163,8 +159,7 @@ func (d *daemon) publishedDevices() map[string]poddevices.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns the reason why no claim can get a device. whyUnavailable returns "" if a claim can get the device. whyUnavailable
-// does not check whether another claim has the device.
+// whyUnavailable returns why no claim can get a device, or "". It does not check whether another claim has it.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	d.mu.Lock()
@@ -176,14 +171,14 @@ func (d *daemon) whyUnavailable(id string) string {
 	return cmp.Or(d.ownerOf(dev, false), d.whyUplink(dev))
 }
 
-// isLeaked reports whether the interface of a device is in another network namespace. The interface counts as leaked if it is not on the
-// node although the driver of the device has not changed.
+// isLeaked reports whether a device's interface is in another network namespace, that is, not on the node although its driver has not
+// changed.
 func (d *daemon) isLeaked(dev pci.Device) bool {
 	last, ok := d.last[dev.Address]
 	return ok && last.Driver == dev.Driver && len(dev.Interfaces) == 0
 }
 
-// faultTexts returns, for the ID of each faulty device, the text of the fault.
+// faultTexts returns the text of each fault by device ID.
 func faultTexts(faults map[string]dra.Fault) map[string]string {
 	out := map[string]string{}
 	for id, f := range faults {
@@ -192,8 +187,7 @@ func faultTexts(faults map[string]dra.Fault) map[string]string {
 	return out
 }
 
-// unreadyDRA returns the reason why pods cannot get devices through claims. If pods can get devices through claims, unreadyDRA returns nil.
-// unreadyDRA also returns nil if no resource has the API DRA.
+// unreadyDRA returns why pods cannot get devices through claims, or nil if they can or no resource has the API DRA.
 func (d *daemon) unreadyDRA() error {
 	switch {
 	case d.driverFault != "":

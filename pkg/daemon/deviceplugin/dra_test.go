@@ -21,7 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// recordingDriver is a fake DRA driver that records its calls.
+// recordingDriver is a DRA driver that records its calls.
 type recordingDriver struct {
 	options dra.Options
 	mu      sync.Mutex
@@ -51,13 +51,12 @@ func (r *recordingDriver) Ready() string {
 	return r.unready
 }
 
-// Published returns a fixed ResourceSlice entry for the VF vf00.
 func (r *recordingDriver) Published() map[string]poddevices.Published {
 	return map[string]poddevices.Published{vf00: {Pool: "node", Device: "0000-11-02-0"}}
 }
 
-// formatInventory formats the latest inventory: the pools with their devices, and the faults and owners of the devices, for example "one:
-// 0000:11:02.0 0000:11:02.1(pod shop/web-0)".
+// formatInventory formats the latest inventory, the pools and devices with faults and owners, such as "one: 0000:11:02.0
+// 0000:11:02.1(pod shop/web-0)".
 func (r *recordingDriver) formatInventory() (dra.Inventory, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,8 +78,7 @@ func (r *recordingDriver) formatInventory() (dra.Inventory, string) {
 	return r.latest, strings.Join(out, ", ")
 }
 
-// useRecorder replaces the DRA driver of the daemon with a recordingDriver. useRecorder also replaces the API server with a server that
-// never answers.
+// useRecorder gives the daemon a recordingDriver and an API server that never answers.
 func (l *testLab) useRecorder() *recordingDriver {
 	r := &recordingDriver{}
 	l.Kubeconfig = l.kubeconfig()
@@ -100,7 +98,6 @@ func (l *testLab) kubeconfig() string {
 	return path
 }
 
-// awaitInventory waits until formatInventory returns the wanted text.
 func (l *testLab) awaitInventory(r *recordingDriver, want string) {
 	l.Helper()
 	got := ""
@@ -112,14 +109,13 @@ func (l *testLab) awaitInventory(r *recordingDriver, want string) {
 	l.Fatalf("want %q, got %q\n%s", want, got, l.log)
 }
 
-// twoResources returns a configuration with two resources. The argument `api` applies to the first resource.
+// twoResources returns a configuration with two resources, the first with the given API.
 func twoResources(api string) string {
 	return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 }
 
-// TestSplitByAPI checks that each resource is offered through its API. The health endpoint and the metrics include the resources of both
-// APIs.
+// TestSplitByAPI checks that each resource is offered through its API, and that health and metrics include both APIs.
 func TestSplitByAPI(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, twoResources("dra"))
@@ -151,8 +147,7 @@ func TestSplitByAPI(t *testing.T) {
 	l.await("/readyz", "claims: the kubelet does not know sriov.podlace.io")
 }
 
-// TestDRAStartsOnReload checks that the API client and the DRA driver start when a reloaded configuration contains the first resource with
-// the API DRA.
+// TestDRAStartsOnReload checks that API client and driver start when a reload brings the first resource with the API DRA.
 func TestDRAStartsOnReload(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()
@@ -179,8 +174,8 @@ func TestDRAStartsOnReload(t *testing.T) {
 	l.await("/readyz", "ok")
 }
 
-// TestClaimsFolder checks that the folder for the records of claims exists on each node if a resource of any node has the API DRA. Without
-// the folder, the plugin sriov would refuse all pods of a node without a resource, or of a node that cannot reach the API server.
+// TestClaimsFolder checks that each node has the folder of claim records if any node's resource has the API DRA. Without it, plugin
+// sriov would refuse all pods of a node without a resource or without access to the API server.
 func TestClaimsFolder(t *testing.T) {
 	elsewhere := func(api string) string {
 		return `{"resourceList": [{"resourceName": "one", "api": "` + api + `", "hosts": ["other-*"]}]}`
@@ -205,8 +200,8 @@ func TestClaimsFolder(t *testing.T) {
 	}
 }
 
-// TestMigrate changes the API of a resource to DRA and back while pods have devices of the resource. A pod's devices stay listed in the API
-// through which the pod got them. The other API must not assign a pod's device to a second pod.
+// TestMigrate changes the API of a resource to DRA and back while pods have its devices. They stay listed in the API through which the
+// pod got them, and the other one must not assign them to a second pod.
 func TestMigrate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()
@@ -245,8 +240,8 @@ func TestMigrate(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// TestLeftClaims checks that the DRA driver also starts for claims of an earlier configuration. Without the driver, the kubelet could not
-// unprepare such claims.
+// TestLeftClaims checks that the driver also starts for claims of an earlier configuration, which the kubelet could not unprepare
+// without it.
 func TestLeftClaims(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("device-plugin"))
 	r := l.useRecorder()
@@ -267,8 +262,8 @@ func TestLeftClaims(t *testing.T) {
 	}
 }
 
-// TestDriverOfClaims checks that each free VF gets the driver of its resource before a claim needs the VF. A claimed VF keeps the driver
-// that the claim selected, and the VF counts as healthy with this driver. A free VF is faulty if its interface is in another namespace.
+// TestDriverOfClaims checks that each free VF gets its resource's driver before a claim needs it, and that a claimed VF keeps, and is
+// healthy with, the driver that the claim chose. A free VF is faulty if its interface is in another namespace.
 func TestDriverOfClaims(t *testing.T) {
 	sysfs := twoPFs(t)
 	pcitest.Kernel{}.Start(t, sysfs)
@@ -306,7 +301,7 @@ func TestDriverOfClaims(t *testing.T) {
 	}
 }
 
-// TestDRAHarmsNothing runs the real DRA driver, and checks that the device plugin API works even if the API server cannot be reached.
+// TestDRAHarmsNothing checks that the device plugin API works while the real driver cannot reach the API server.
 func TestDRAHarmsNothing(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	l.Kubeconfig = l.kubeconfig()
@@ -328,8 +323,7 @@ func TestDRAHarmsNothing(t *testing.T) {
 	}
 }
 
-// TestSplit checks that byAPI keeps the order of the pools in both lists. TestSplit also checks that the text of a pod without a known name
-// contains the UID of the pod.
+// TestSplit checks that byAPI keeps the order of the pools, and that a pod without a known name is shown by its UID.
 func TestSplit(t *testing.T) {
 	if plain, claimed := byAPI(nil); plain != nil || claimed != nil {
 		t.Error(plain, claimed)
@@ -344,7 +338,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestAnswerPublished checks that the daemon's answer includes the published ResourceSlice data if the client asks for it.
+// TestAnswerPublished checks that the answer includes the ResourceSlice data if the client asks for it.
 func TestAnswerPublished(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	r := l.useRecorder()
@@ -359,8 +353,7 @@ func TestAnswerPublished(t *testing.T) {
 	}
 }
 
-// TestAPIRate checks the rate limit of the API client. The rate limit must not delay the claims of 50 pods that start at once, and must not
-// delay the writes of claim status.
+// TestAPIRate checks that the rate limit delays neither the claims of 50 pods that start at once nor the writes of claim status.
 func TestAPIRate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoResources("dra"))
 	client, err := daemonOptions{Kubeconfig: l.kubeconfig()}.newClient()

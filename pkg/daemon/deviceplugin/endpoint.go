@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
-// The type endpoint is the server of the device plugin API for one resource. An endpoint sends each change of the offered devices to all
-// open ListAndWatch streams.
+// endpoint serves the device plugin API for one resource, and sends each change of its devices to all open ListAndWatch streams.
 type endpoint struct {
 	pluginapi.UnimplementedDevicePluginServer
 	resource string
@@ -39,7 +38,7 @@ func newEndpoint(resource string, first *resourceOffer, log *slog.Logger, count 
 		changed: make(chan struct{})}
 }
 
-// update() replaces the list of offered devices. A ListAndWatch stream that is busy during several updates then sends only the latest list.
+// update replaces the offered devices. A stream that is busy meanwhile then sends only the latest list.
 func (e *endpoint) update(o *resourceOffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -54,12 +53,10 @@ func (e *endpoint) current() (o *resourceOffer, changed <-chan struct{}) {
 	return e.offer, e.changed
 }
 
-// pluginOptions returns the endpoint's options. The kubelet receives the options through Register or through GetDevicePluginOptions,
-// depending on how the endpoint registers.
+// pluginOptions returns the endpoint's options, for Register or GetDevicePluginOptions.
 //
-// While a resource moves to DRA, a pod may request the resource in its limits but get the devices through a claim. In this case, the
-// endpoint has assigned no device to the pod. The kubelet (at least up to 1.37) refuses to start the containers of such a pod while the
-// endpoint requires PreStartContainer.
+// While a resource moves to DRA, a pod may request it in its limits but get the devices through a claim. The kubelet (at least up to
+// 1.37) refuses to start the pod's containers if an endpoint that assigned it no device requires PreStartContainer.
 func (e *endpoint) pluginOptions() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: !e.leaving.Load()}
 }
@@ -69,7 +66,7 @@ func (e *endpoint) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*p
 	return e.pluginOptions(), nil
 }
 
-// ListAndWatch sends the list of all devices when a stream starts, and again after each change.
+// ListAndWatch sends the list of all devices when a stream starts and after each change.
 func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	e.streams.Add(1)
 	defer e.streams.Add(-1)
@@ -92,8 +89,8 @@ func (e *endpoint) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingS
 	}
 }
 
-// GetPreferredAllocation never fails, because an error would fail the pod. If no preference can be computed, GetPreferredAllocation returns
-// any of the available devices.
+// GetPreferredAllocation returns any of the available devices if it cannot compute a preference. It never fails, because an error would
+// fail the pod.
 func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	o, _ := e.current()
@@ -107,8 +104,8 @@ func (e *endpoint) GetPreferredAllocation(_ context.Context,
 	return out, nil
 }
 
-// Allocate returns the settings with which a container can use the devices. Allocate returns an error if a device is missing, being
-// changed or claimed. After such an error, the kubelet does not start the pod.
+// Allocate returns the settings with which a container can use the devices. It fails, and the pod does not start, if a device is
+// missing, being changed or claimed.
 func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	wanted := map[string]bool{}
 	for _, c := range r.GetContainerRequests() {
@@ -138,8 +135,8 @@ func (e *endpoint) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*p
 	return out, nil
 }
 
-// PreStartContainer returns an error if a device of the container is missing. PreStartContainer changes nothing. The kubelet also calls
-// PreStartContainer before it restarts a container that already has its devices.
+// PreStartContainer returns an error if a device of the container is missing, and changes nothing. The kubelet also calls it before it
+// restarts a container that already has its devices.
 func (e *endpoint) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse,
 	error) {
 	o, _ := e.current()

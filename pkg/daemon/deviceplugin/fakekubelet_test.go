@@ -22,12 +22,11 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// maxWait is the maximum time to wait for an expected event. The value of maxWait is generous, because the tests do not measure the speed
-// of the daemon.
+// maxWait limits the wait for an expected event. It is generous, because the tests do not measure speed.
 const maxWait = 30 * time.Second
 
-// fakeKubelet implements the kubelet's side of the device plugin API, with real sockets. At its start, the fake kubelet deletes all
-// sockets. Then the fake kubelet accepts registrations and watches the registered endpoints.
+// fakeKubelet is the kubelet's side of the device plugin API, with real sockets. It deletes all sockets at its start, accepts
+// registrations and watches the endpoints.
 type fakeKubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
@@ -49,7 +48,7 @@ type fakeKubelet struct {
 	told    map[string]int // served calls, by method of PodResources
 }
 
-// registeredPlugin is an endpoint that registered with the fake kubelet.
+// registeredPlugin is an endpoint that has registered.
 type registeredPlugin struct {
 	conn    *grpc.ClientConn
 	options *pluginapi.DevicePluginOptions
@@ -82,7 +81,7 @@ func shortDir(t *testing.T) string {
 
 func (k *fakeKubelet) folder() kubeletDirs { return kubeletDirs{Plugins: k.dir} }
 
-// start() deletes all sockets, as the kubelet does at its start, and listens.
+// start deletes all sockets and listens, as the kubelet does.
 func (k *fakeKubelet) start() {
 	k.t.Helper()
 	entries, err := os.ReadDir(k.dir)
@@ -121,7 +120,7 @@ func (k *fakeKubelet) start() {
 	go k.server.Serve(l)
 }
 
-// kill() ends the fake kubelet without any cleanup, as SIGKILL would do. The kubelet's socket file remains.
+// kill ends the fake kubelet without cleanup, as SIGKILL would. Its socket file remains.
 func (k *fakeKubelet) kill() {
 	if k.server == nil {
 		return
@@ -136,7 +135,7 @@ func (k *fakeKubelet) kill() {
 	k.server = nil
 }
 
-// Register connects to the registering endpoint and calls its ListAndWatch, as the kubelet does.
+// Register calls ListAndWatch of the registering endpoint, as the kubelet does.
 func (k *fakeKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	known := false
 	for _, v := range k.versions {
@@ -183,7 +182,7 @@ func (k *fakeKubelet) watch(ctx context.Context, p *registeredPlugin) {
 	k.mu.Unlock()
 }
 
-// await() waits until the function `ok` returns true for the endpoint of a resource.
+// await waits until `ok` returns true for the endpoint of a resource.
 func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bool) *registeredPlugin {
 	k.t.Helper()
 	timer := time.AfterFunc(maxWait, func() { k.mu.Lock(); k.news.Broadcast(); k.mu.Unlock() })
@@ -202,7 +201,7 @@ func (k *fakeKubelet) await(resource, what string, ok func(*registeredPlugin) bo
 	}
 }
 
-// After a call of limitRate, the fake kubelet counts the calls of its PodResources API and limits their rate, as the kubelet does.
+// limitRate makes the fake kubelet count the calls of PodResources and limit their rate, as the kubelet does.
 func (k *fakeKubelet) limitRate() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -224,7 +223,6 @@ func (k *fakeKubelet) admitCall(method string) error {
 	return nil
 }
 
-// List returns all pods.
 func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -234,7 +232,6 @@ func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesReques
 	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
 }
 
-// Get returns one pod.
 func (k *fakeKubelet) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -266,7 +263,7 @@ func (k *fakeKubelet) GetAllocatableResources(context.Context, *podresources.All
 	return answer, nil
 }
 
-// assignDevices adds a container with the given devices to the list that the fake kubelet returns.
+// assignDevices adds a container with these devices to the kubelet's list.
 func (k *fakeKubelet) assignDevices(namespace, pod, container, resource string, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -276,7 +273,6 @@ func (k *fakeKubelet) assignDevices(namespace, pod, container, resource string, 
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// release() frees the devices of all pods.
 func (k *fakeKubelet) release() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -19,19 +19,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// deviceFolders holds the folders in which other programs look for the daemon's files about devices.
+// deviceFolders are the folders in which other programs look for the daemon's files about devices.
 type deviceFolders struct {
 	info string // device-info files (Network Plumbing Working Group), for programs that attach the device, such as Multus
 	cdi  string // CDI specifications, for the runtime
 }
 
-// infoName returns the name of a device's device-info file. As the device-info specification requires, the name consists of the resource
-// and the device ID, with hyphens.
+// infoName returns the name of a device-info file: resource and device ID with hyphens, as the device-info specification requires.
 func infoName(resource, id string) string {
 	return strings.ReplaceAll(resource, "/", "-") + "-" + id + "-device.json"
 }
 
-// writeInfo writes the device-info files of devices. The daemon calls writeInfo before it allocates the devices.
+// writeInfo writes the device-info files of devices, before the daemon allocates them.
 func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
 	if f.info == "" || len(devices) == 0 {
 		return nil
@@ -53,11 +52,11 @@ func (f deviceFolders) writeInfo(resource string, devices []pool.Device) error {
 	return nil
 }
 
-// cdiClass is the CDI class of all devices. sriov-network-device-plugin uses the same class.
+// cdiClass is the CDI class of all devices, the same as in sriov-network-device-plugin.
 const cdiClass = "net-pci"
 
-// cdiKind returns the CDI kind of a resource. Resources with the same prefix have the same CDI kind. Two devices of one CDI kind never have
-// the same name, because each device belongs to only one resource.
+// cdiKind returns the CDI kind of a resource. Resources with the same prefix share it, but no device name, because each device belongs
+// to one resource.
 func cdiKind(resource string) string {
 	prefix, _, _ := strings.Cut(resource, "/")
 	return prefix + "/" + cdiClass
@@ -65,9 +64,8 @@ func cdiKind(resource string) string {
 
 func cdiName(resource, id string) string { return cdiKind(resource) + "=" + id }
 
-// cdiAnnotations returns the annotation that passes the names of the devices to the runtime (CDI specification, "Annotations"). The name
-// part of the annotation key may have at most 63 characters. The annotation key contains the ID of the first device and is therefore
-// unique.
+// cdiAnnotations returns the annotation that passes the devices to the runtime (CDI specification, "Annotations"). Its key is unique
+// because it contains the ID of the first device; the key's name part may have at most 63 characters.
 func cdiAnnotations(resource string, ids []string) map[string]string {
 	var names []string
 	for _, id := range ids {
@@ -78,14 +76,14 @@ func cdiAnnotations(resource string, ids []string) map[string]string {
 
 const cdiPrefix = "podlace-"
 
-// cdiFile returns the file name of a resource's CDI specification. All instances of the daemon use the same file name, so that the runtime
-// never finds a device in two files.
+// cdiFile returns the file of a resource's CDI specification. It is the same for all instances of the daemon, so that the runtime never
+// finds a device in two files.
 func cdiFile(resource string) string {
 	return cdiPrefix + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// publish() writes the CDI specifications of pools and deletes the specifications of removed resources. publish() keeps the CDI entries of
-// lost devices, because the runtime reads them when a container with these devices restarts.
+// publish writes the CDI specifications of pools and deletes those of removed resources. It keeps the entries of lost devices, which
+// the runtime needs to restart their containers.
 func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]poddevices.Device) error {
 	if f.cdi == "" {
 		return nil
@@ -108,7 +106,7 @@ func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]poddevices.D
 			continue // CDI does not allow a specification without devices
 		}
 		wanted[name] = spec
-		// Devices that move to another resource are first removed from the old file, so that no device is ever in two CDI files.
+		// Devices that move to another resource first leave the old file, so that none is ever in two.
 		less := written
 		less.Devices = slices.DeleteFunc(slices.Clone(written.Devices), func(d cdi.Device) bool { return len(findByName(spec, d.Name)) == 0 })
 		if len(less.Devices) < len(written.Devices) && len(less.Devices) > 0 {
@@ -130,7 +128,7 @@ func (f deviceFolders) publish(pools []pool.Pool, lost map[string][]poddevices.D
 	return errors.Join(errs...)
 }
 
-// readSpec reads a CDI specification. readSpec returns an empty specification if the file is unreadable.
+// readSpec reads a CDI specification, empty if the file is unreadable.
 func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 	data, err := dir.Read(name)
 	if err != nil || json.Unmarshal(data, &spec) != nil {
@@ -139,8 +137,7 @@ func readSpec(dir *store.Dir, name string) (spec cdi.Spec) {
 	return spec
 }
 
-// findByName returns the device with the given name in a CDI specification, as a list with one element. If the specification has no such
-// device, the list is empty.
+// findByName returns the device of this name in a CDI specification as a list of one, or an empty list.
 func findByName(spec cdi.Spec, name string) []cdi.Device {
 	i := slices.IndexFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == name })
 	if i < 0 {
@@ -159,8 +156,7 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether another program has written CDI specifications on the node. If another program uses CDI, the container runtime is
-// assumed to read the CDI folder.
+// hasCDI reports whether another program has written CDI specifications on the node, from which the runtime is assumed to read them.
 func (f deviceFolders) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))

@@ -9,8 +9,8 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// allocationGate prevents allocations while the daemon determines the owners of devices. Allocate takes the gate's lock for reading. A
-// refresh or a change of devices takes the gate's lock for writing. The gate's lock is always taken before any other lock.
+// allocationGate prevents allocations while the daemon determines the owners of devices: Allocate locks it for reading, a refresh or a
+// change of devices for writing. It is locked before any other lock.
 type allocationGate struct {
 	sync.RWMutex
 	changing    map[string]bool // devices that are being changed; no pod gets them
@@ -22,8 +22,7 @@ func newGate(checkpoint, claims, root string) *allocationGate {
 	return &allocationGate{changing: map[string]bool{}, allocations: newAllocations(checkpoint), claims: claim.NewCache(claims, root)}
 }
 
-// checkUnclaimed returns an error if a claim has, or may have, one of the devices. checkUnclaimed is necessary because a claim may have got
-// the device after the device was offered to the kubelet.
+// checkUnclaimed returns an error if a claim has, or may have, one of the devices since it was offered to the kubelet.
 func (g *allocationGate) checkUnclaimed(ids map[string]bool) error {
 	records, err := g.claims.List()
 	for _, r := range records {
@@ -39,7 +38,7 @@ func (g *allocationGate) checkUnclaimed(ids map[string]bool) error {
 	return nil
 }
 
-// checkFree returns an error if the daemon is changing one of the devices at the moment.
+// checkFree returns an error if one of the devices is being changed.
 func (g *allocationGate) checkFree(ids map[string]bool) error {
 	for id := range ids {
 		if g.changing[id] {
@@ -49,8 +48,8 @@ func (g *allocationGate) checkFree(ids map[string]bool) error {
 	return nil
 }
 
-// runChange calls the function `change` for devices that no pod has and that no other call is changing. First, runChange calls the function
-// `check`, which returns an error if a device is in use. The daemon allocates no device while the function `check` runs.
+// runChange calls change for devices that no pod has and no other call is changing. Before that, check returns an error if a device is
+// in use; nothing is allocated while it runs.
 func (g *allocationGate) runChange(ids []string, check, change func() error) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestUnclaimed checks that a VF is not allocated to a container if a claim got the VF after the VF was offered to the kubelet.
+// TestUnclaimed checks that a VF that a claim got after it was offered is not allocated to a container.
 func TestUnclaimed(t *testing.T) {
 	folder := t.TempDir()
 	g := newGate("", folder, "")
@@ -32,8 +32,8 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestGateChangesOnce checks that only one call at a time changes a device. If two calls changed devices at once, one call could give a VF
-// to a claim while the other call removes the PF's VFs to change numVfs.
+// TestGateChangesOnce checks that one call at a time changes a device. Otherwise, one could give a VF to a claim while another removes
+// the PF's VFs.
 func TestGateChangesOnce(t *testing.T) {
 	g := newGate("", "/nonexistent", "")
 	ok := func() error { return nil }

@@ -11,13 +11,13 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
-// deviceGrant describes how containers get access to the devices of a resource: through CDI or through the kubelet.
+// deviceGrant is how containers get the devices of a resource: through CDI or the kubelet.
 type deviceGrant struct {
 	cdi   pool.CDI // how containers get device files; never CDIAuto
 	files deviceFolders
 }
 
-// containerResponse returns the environment variables, device files and CDI devices that a container needs to use its devices.
+// containerResponse returns the environment variables, device files and CDI devices that a container needs.
 func (g deviceGrant) containerResponse(resource string, devices []pool.Device) (*pluginapi.ContainerAllocateResponse, error) {
 	var injected []string
 	for _, d := range devices {
@@ -47,7 +47,7 @@ func (g deviceGrant) containerResponse(resource string, devices []pool.Device) (
 	return out, nil
 }
 
-// deviceSpecs returns the device files of devices for the kubelet, without duplicates.
+// deviceSpecs returns device files in the kubelet's format, without duplicates.
 func deviceSpecs(devices ...pool.Device) (out []*pluginapi.DeviceSpec) {
 	for _, f := range devicefiles.Files(devices...) {
 		out = append(out, &pluginapi.DeviceSpec{HostPath: f.Host, ContainerPath: f.Container, Permissions: "rw"})

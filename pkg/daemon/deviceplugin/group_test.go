@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestGroupRenumbered (V-09) checks an IOMMU group whose number changes, for example after a reboot. The next container must get the new
-// group number, both through the device plugin API and through CDI.
+// TestGroupRenumbered checks that the next container gets an IOMMU group's new number, through the device plugin API and CDI.
 func TestGroupRenumbered(t *testing.T) {
 	sysfs, folder := twoPFs(t), t.TempDir()
 	pcitest.Kernel{}.Start(t, sysfs)

@@ -12,17 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// pendingAllocations holds the allocated devices that the kubelet's PodResources API has not listed since their allocation. PodResources
-// lists an init container only if the container is restartable. The devices of init containers that are not restartable are only in the
-// kubelet's checkpoint. Because of a race in the kubelet, the devices of an init container may also be missing from the checkpoint.
+// pendingAllocations are the allocated devices that PodResources has not listed since. It lists an init container only if that is
+// restartable. The devices of others are only in the kubelet's checkpoint, and because of a race in the kubelet maybe not even there.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
 	devices    map[string]pendingDevice // by device ID
 }
 
-// pendingDevice is an allocated device that PodResources has not listed yet. The field UID contains the pod's UID from the checkpoint entry
-// that the kubelet writes after the allocation.
+// pendingDevice is an allocated device that PodResources has not listed yet. UID is that of the pod, from the checkpoint entry that the
+// kubelet writes after the allocation.
 type pendingDevice struct {
 	poddevices.Device
 	at     time.Time
@@ -34,8 +33,7 @@ func newAllocations(checkpoint string) *pendingAllocations {
 	return &pendingAllocations{checkpoint: checkpoint, devices: map[string]pendingDevice{}}
 }
 
-// addPending adds devices to the pending allocations. The daemon calls addPending before Allocate returns the devices. The kubelet writes
-// the pod's entry to its checkpoint after Allocate.
+// addPending adds devices before Allocate returns them, after which the kubelet writes the pod's checkpoint entry.
 func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	notes, err := podresources.CheckpointDevices(h.checkpoint)
 	h.mu.Lock()
@@ -51,8 +49,8 @@ func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	}
 }
 
-// learnOwners finds out which pods have the pending devices, from the checkpoint and from the list of PodResources. The argument `asked` is
-// the time at which the daemon requested the list. For devices that were allocated later, learnOwners ignores the checkpoint and the list.
+// learnOwners finds the pods of the pending devices in the checkpoint and the PodResources list. Both say nothing about devices that
+// were allocated after `asked`, when the list was requested.
 func (h *pendingAllocations) learnOwners(asked time.Time, held []poddevices.Device) {
 	notes, _ := podresources.CheckpointDevices(h.checkpoint) // if the checkpoint is unreadable, no pod counts as a pod without devices
 	h.mu.Lock()
@@ -72,9 +70,8 @@ func (h *pendingAllocations) learnOwners(asked time.Time, held []poddevices.Devi
 	}
 }
 
-// possibleDevices returns the devices that a pod may have: the devices of this pod, and the devices whose pod is unknown. A device whose
-// pod is unknown is included only for one minute after its allocation. The time limit is needed because the kubelet may have failed to
-// admit the pod, and may have freed the device without a report.
+// possibleDevices returns the pod's devices, and those whose pod is unknown for one minute after their allocation. Later, the kubelet
+// may have failed to admit the pod and freed the device without a report.
 func (h *pendingAllocations) possibleDevices(uid string, resources []string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,8 +86,7 @@ func (h *pendingAllocations) possibleDevices(uid string, resources []string) (id
 
 func (o pendingDevice) isRecent() bool { return time.Since(o.at) < maxUnlisted }
 
-// recentDevices returns the devices that were allocated within the last minute. recentDevices uses a placeholder for the pod's name,
-// because the pod may be unknown.
+// recentDevices returns the devices allocated within the last minute. A placeholder stands for the pod's name, which may be unknown.
 func (h *pendingAllocations) recentDevices() (held []poddevices.Device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

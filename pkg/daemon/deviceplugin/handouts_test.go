@@ -19,7 +19,7 @@ import (
 
 const resourceOne = "example.com/one"
 
-// writeCheckpoint writes the kubelet's checkpoint. Each entry consists of the UID of a pod, the name of a container and the ID of a device.
+// writeCheckpoint writes the kubelet's checkpoint; each entry is a pod's UID, a container and a device ID.
 func (l *testLab) writeCheckpoint(entries ...[3]string) {
 	l.Helper()
 	var list []string
@@ -34,8 +34,8 @@ func (l *testLab) writeCheckpoint(entries ...[3]string) {
 	write(l.T, filepath.Join(l.kubelet.dir, checkpointName), `{"Data":{"PodDeviceEntries":`+text+`,"RegisteredDevices":{}},"Checksum":1}`)
 }
 
-// awaitAnswer asks the daemon about a pod until the answer contains no error, or until the error contains the given text. The daemon
-// returns an error only at the end of its time limit. awaitAnswer doubles this limit after each attempt, because the machine may be slow.
+// awaitAnswer asks about a pod until the answer has no error, or one with the given text. As an error comes only at the end of the time
+// limit, it doubles this after each attempt for slow machines.
 func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a poddevices.Answer) {
 	l.Helper()
 	limit := 50 * time.Millisecond
@@ -50,7 +50,7 @@ func (l *testLab) awaitAnswer(d *daemon, pod, uid, says string) (a poddevices.An
 	return a
 }
 
-// openForTest returns a daemon that serves only its endpoints. All other tasks of the daemon run only when the test calls their functions.
+// openForTest returns a daemon that serves its endpoints, and does all else only when the test calls it.
 func (l *testLab) openForTest() *daemon {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
@@ -63,7 +63,6 @@ func (l *testLab) openForTest() *daemon {
 	return d
 }
 
-// allocate() calls Allocate for devices, as the kubelet does.
 func (l *testLab) allocate(d *daemon, ids ...string) {
 	l.Helper()
 	if _, err := d.serving[resourceOne].Allocate(l.Context(), allocating(ids...)); err != nil {
@@ -71,8 +70,8 @@ func (l *testLab) allocate(d *daemon, ids ...string) {
 	}
 }
 
-// TestHandedOut (V-25) checks that the daemon identifies the containers of all allocated devices before it answers that a pod has no
-// devices. Only the kubelet's checkpoint lists the device of an init container, and its entry in the checkpoint may get lost.
+// TestHandedOut checks that no pod is said to have no devices before the containers of all allocated devices are known. An init
+// container's device is only in the kubelet's checkpoint, where its entry may get lost.
 func TestHandedOut(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -114,9 +113,8 @@ func TestHandedOut(t *testing.T) {
 	expect("no container had it in the minute since", "plain", "u-plain", "")
 }
 
-// TestOtherPod checks that the daemon compares the UIDs of pods. If the kubelet lists devices under the name of a pod, the daemon returns
-// these devices only for the UID of that pod. For a pod with another UID, the answer is an error, because the devices may belong to an
-// earlier pod of the same name.
+// TestOtherPod checks that devices under a pod's name are returned only for the UID of that pod. For another UID, the answer is an
+// error, because they may belong to an earlier pod of the same name.
 func TestOtherPod(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -141,10 +139,9 @@ func TestOtherPod(t *testing.T) {
 	expect("no checkpoint", "u-0", "")
 }
 
-// TestFailedAdmission checks the number of requests to the kubelet while the container of an allocated device is unknown. Questions about
-// pods without devices must not exhaust the kubelet's rate limit. The daemon requests the list of all pods from the kubelet at most once in
-// each sharedInterval, and uses this list for the questions about all pods. In addition, the daemon asks the kubelet at most once about
-// each pod without devices. For each pod without devices, the daemon returns an error that contains the ID of the allocated device.
+// TestFailedAdmission checks that questions about pods without devices do not exhaust the kubelet's rate limit while an allocated
+// device's container is unknown. The daemon requests the list of all pods at most once per sharedInterval for all questions, and each
+// pod at most once. Each such pod gets an error with the ID of the allocated device.
 func TestFailedAdmission(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -181,8 +178,7 @@ func TestFailedAdmission(t *testing.T) {
 	}
 }
 
-// TestRefusedToTheEnd checks a kubelet that refuses all requests until the deadline. If the pod may have a device, the daemon's error
-// contains the ID of the device.
+// TestRefusedToTheEnd has a kubelet that refuses everything until the deadline. If the pod may have a device, its ID is in the error.
 func TestRefusedToTheEnd(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -197,9 +193,8 @@ func TestRefusedToTheEnd(t *testing.T) {
 	}
 }
 
-// TestUnreadableAtAllocate (V-25) checks a checkpoint that is unreadable during Allocate. The entry for the device in a later checkpoint
-// may belong to a pod that has ended. If the checkpoint was unreadable during Allocate, only PodResources can identify the owner of the
-// device.
+// TestUnreadableAtAllocate checks that only PodResources identifies a device's owner if the checkpoint was unreadable during Allocate.
+// The device's entry in a later one may belong to a pod that has ended.
 func TestUnreadableAtAllocate(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()
@@ -217,8 +212,8 @@ func TestUnreadableAtAllocate(t *testing.T) {
 	}
 }
 
-// TestFormerCheckpoint (V-25) checks that the daemon ignores a checkpoint if the daemon may have read it before the device was allocated.
-// Such a checkpoint may contain an earlier owner of the device.
+// TestFormerCheckpoint checks that a checkpoint that may have been read before the allocation is ignored, because it may have an
+// earlier owner.
 func TestFormerCheckpoint(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	d := l.openForTest()
@@ -235,7 +230,7 @@ func TestFormerCheckpoint(t *testing.T) {
 	}
 }
 
-// TestAskBesideRefresh checks that the daemon answers questions about pods while a refresh runs, and that the answers cover all resources.
+// TestAskBesideRefresh checks that questions are answered during a refresh, for all resources.
 func TestAskBesideRefresh(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), twoPools)
 	l.kubelet.start()

@@ -14,22 +14,21 @@ import (
 )
 
 const (
-	// failAfter is the time for which a fault must last before the daemon reports it. A network link that renegotiates its speed is up again
-	// within failAfter.
+	// failAfter is how long a fault must last before it is reported. A link that renegotiates its speed is up again sooner.
 	failAfter = 3 * time.Second
-	// recoverAfter is the time for which a device must have no fault before the daemon reports the device as healthy again.
+	// recoverAfter is how long a device must be without fault before it is reported as healthy again.
 	recoverAfter = 10 * time.Second
-	// errorsLast is the time for which a device is faulty after a PCI Express error.
+	// errorsLast is how long a device is faulty after a PCI Express error.
 	errorsLast = time.Minute
 )
 
-// deviceHealth computes the reported health of devices from their current faults. A change of health is reported only after a delay.
+// deviceHealth computes the reported health of devices from their current faults, with a delay.
 type deviceHealth struct {
 	files      nodeFiles
 	conditions map[pci.Address]*deviceCondition
 }
 
-// claimUsage contains the devices that claims or pods use, because the health of a device depends on who uses it.
+// claimUsage is which devices claims or pods use, on which their health depends.
 type claimUsage struct {
 	owned  map[string]bool       // devices in use, by ID; true for those of claims, of which any driver is correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
@@ -47,8 +46,7 @@ func newHealth(files nodeFiles) *deviceHealth {
 	return &deviceHealth{files: files, conditions: map[pci.Address]*deviceCondition{}}
 }
 
-// update() returns the reported faults of the pools' devices, by device ID. update() also returns the time at which it must be called
-// again, or the zero time if no change is pending.
+// update returns the reported faults of the pools' devices by ID, and when to call it again, or the zero time if no change is pending.
 func (h *deviceHealth) update(
 	now time.Time, s *pci.Snapshot, pools []pool.Pool, by claimUsage,
 ) (faults map[string]dra.Fault, again time.Time) {
@@ -75,10 +73,9 @@ func (h *deviceHealth) update(
 	return faults, again
 }
 
-// isHealthy reports whether the fault is the zero value.
 func isHealthy(f dra.Fault) bool { return f == dra.Fault{} }
 
-// The following constants are the kinds of faults that package dra does not define.
+// Kinds of faults that package dra does not define.
 const (
 	noDriver     = "no-driver"
 	otherDriver  = "other-driver"
@@ -89,7 +86,7 @@ const (
 	noFiles      = "no-device-files"
 )
 
-// faultOf returns the current fault of a device of a resource, or the zero value if a pod can use the device.
+// faultOf returns the current fault of a resource's device, or the zero value if a pod can use it.
 func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claimUsage) dra.Fault {
 	driver, id := r.Driver, d.Address.String()
 	claimed, owned := by.owned[id]
@@ -109,7 +106,7 @@ func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device,
 	return found
 }
 
-// update() updates the reported fault of one device. The result is the time at which the reported fault may change even if no event occurs.
+// update updates the reported fault, and returns when it may change without an event.
 func (c *deviceCondition) update(now time.Time, found dra.Fault, errors uint64) (again time.Time) {
 	if errors > c.errors {
 		c.errors, c.failed = errors, now
@@ -140,7 +137,7 @@ func (c *deviceCondition) delay() time.Duration {
 	return recoverAfter
 }
 
-// deviceFault returns the current fault of a device, or the zero value if a pod can use the device.
+// deviceFault returns the current fault of a device, or the zero value if a pod can use it.
 func deviceFault(s *pci.Snapshot, driver string, d pool.Device) dra.Fault {
 	switch {
 	case d.Unreadable != "":
@@ -172,13 +169,12 @@ func deviceFault(s *pci.Snapshot, driver string, d pool.Device) dra.Fault {
 	return dra.Fault{}
 }
 
-// errorsOf returns the sum of the PCI Express errors of a device and of its PF, because the traffic of a VF passes through its PF.
+// errorsOf returns the PCI Express errors of a device and its PF, through which a VF's traffic passes.
 func errorsOf(s *pci.Snapshot, d pci.Device) uint64 {
 	pf, _ := s.Device(d.PF)
 	return d.Errors + pf.Errors
 }
 
-// reportedFaults returns the reported faults of devices, by device ID.
 func (d *daemon) reportedFaults() map[string]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestFault checks that each reason why a pod cannot use a device results in a fault with its own text.
+// TestFault checks that each reason why a pod cannot use a device has its own text.
 func TestFault(t *testing.T) {
 	pf, _ := pci.ParseAddress("0000:0f:00.0")
 	whole := pci.Device{Address: pf, Interfaces: []string{"ens1f0"}, Carrier: true, Driver: "ice"}
@@ -59,7 +59,7 @@ func TestFaultOfPort(t *testing.T) {
 	}
 }
 
-// TestJudge checks that the daemon does not report a short fault, and reports a lasting fault and its end after the right delays.
+// TestJudge checks that a short fault is not reported, and a lasting one and its end after the right delays.
 func TestJudge(t *testing.T) {
 	p := vfPool(1)
 	p.Resource = &pool.Resource{}

@@ -20,20 +20,19 @@ import (
 )
 
 const (
-	// settlingTime is the time after a start of the kubelet during which the kubelet's list of pods may be incomplete. After a start, the
-	// kubelet answers even before it has found all running pods. If a pod ends before the kubelet's first answer, the pod's devices stay
-	// reserved for settlingTime.
+	// settlingTime is how long the kubelet's list of pods may be incomplete after its start, because it answers before it has found all
+	// running pods. The devices of a pod that ends before the first answer stay reserved as long.
 	settlingTime = 15 * time.Second
-	// maxUnlisted is the maximum time from the allocation of a device until the kubelet lists the device.
+	// maxUnlisted is the maximum time from the allocation of a device until the kubelet lists it.
 	maxUnlisted = time.Minute
-	// sharedInterval is the minimum time between two shared requests to the kubelet: a tenth of the kubelet's rate limit.
+	// sharedInterval is the minimum time between two shared requests to the kubelet: a tenth of its rate limit.
 	sharedInterval = 100 * time.Millisecond
 )
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. askPod returns an empty list only if the pod certainly has no device. The daemon can be certain only
-// if it knows the pod of each device that was allocated within the last minute.
+// askPod returns the devices of a pod. The list is empty only if the pod certainly has none, for which the pods of all devices
+// allocated within the last minute must be known.
 func (d *daemon) askPod(ctx context.Context, q poddevices.Question) ([]poddevices.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, poddevices.AnswerTimeout)
 	defer cancel()
@@ -62,8 +61,8 @@ func (d *daemon) askPod(ctx context.Context, q poddevices.Question) ([]poddevice
 	}
 }
 
-// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one request, and a pause precedes the next one,
-// because the kubelet limits the request rate.
+// learnOwners asks the kubelet for the pods of allocated devices. Concurrent callers share one request, and a pause precedes the next,
+// because of the kubelet's rate limit.
 func (d *daemon) learnOwners(ctx context.Context) {
 	done := d.owners.DoChan("", func() (any, error) {
 		time.Sleep(time.Until(d.ownersAsked.Add(sharedInterval)))
@@ -77,7 +76,7 @@ func (d *daemon) learnOwners(ctx context.Context) {
 	}
 }
 
-// listPods returns the devices of all pods as the kubelet lists them. listPods also updates the owners of allocated devices.
+// listPods returns the devices of all pods as the kubelet lists them, and updates the owners of allocated devices.
 func (d *daemon) listPods(ctx context.Context) ([]poddevices.Device, error) {
 	asked := time.Now()
 	held, err := podresources.List(ctx, d.kubelet())
@@ -92,10 +91,9 @@ func (d *daemon) kubelet() podresources.Kubelet {
 	return podresources.Kubelet{Socket: filepath.Join(d.Pods, "kubelet.sock"), Checkpoint: d.checkpointPath(), Claims: claim.InUse(d.Claims)}
 }
 
-// askPods updates the daemon's list of devices that pods have. A kubelet that does not answer or has just started may list fewer devices
-// than its checkpoint contains. For such a kubelet, askPods adds devices from the checkpoint to the list. The kubelet removes freed devices
-// from its checkpoint only after a delay. Therefore askPods does not add a device that the kubelet has listed before, because the kubelet
-// may already have freed the device.
+// askPods updates the list of devices that pods have. If the kubelet does not answer or has just started, it adds those in the
+// kubelet's checkpoint, except devices that the kubelet has listed before: it may have freed them, and removes freed ones from the
+// checkpoint only after a delay.
 func (d *daemon) askPods(ctx context.Context) {
 	id, _ := probes.SocketAt(d.kubelet().Socket)
 	remembered, _ := podresources.CheckpointDevices(d.checkpointPath()) // without a checkpoint the kubelet has not assigned a device yet
@@ -132,8 +130,8 @@ func (d *daemon) askPods(ctx context.Context) {
 	d.mergeUnlisted()
 }
 
-// hasEnded reports whether the kubelet has removed the folder of a pod. The checkpoint may contain the devices of an ended pod until
-// another pod gets a device. If the kubelet's folder of all pods is missing, hasEnded returns false.
+// hasEnded reports whether the kubelet has removed the folder of a pod, whose devices may stay in the checkpoint until another pod gets
+// one. It returns false if the folder of all pods is missing.
 func hasEnded(root, uid string) bool {
 	pods := filepath.Join(root, "pods")
 	if _, err := os.Stat(pods); err != nil || uid == "" || uid != filepath.Base(uid) {
@@ -143,12 +141,12 @@ func hasEnded(root, uid string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// podText returns the pod of a device for messages. The namespace is missing if only the UID of the pod is known.
+// podText returns the pod of a device for messages, without a namespace if only its UID is known.
 func podText(h poddevices.Device) string {
 	return "pod " + strings.TrimPrefix(h.Namespace+"/"+h.Pod, "/")
 }
 
-// mergeDevices returns the first list, with those devices of the second list that the first list lacks.
+// mergeDevices returns the first list with those of the second that it lacks.
 func mergeDevices(held, more []poddevices.Device) []poddevices.Device {
 	for _, h := range more {
 		if !slices.ContainsFunc(held, func(o poddevices.Device) bool { return o.ID == h.ID }) {

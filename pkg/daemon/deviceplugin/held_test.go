@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestHasEnded checks that a pod has ended if the kubelet has removed the pod's folder. If the state of the folder is unknown, the daemon
-// must assume that the pod has not ended.
+// TestHasEnded checks that a pod has ended if its folder is gone, and not if the state of the folder is unknown.
 func TestHasEnded(t *testing.T) {
 	root := t.TempDir()
 	if hasEnded(root, "gone") {

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/probes"
 )
 
-// serveHTTP serves health probes and metrics over HTTP until ctx is done.
+// serveHTTP serves health probes and metrics until ctx is done.
 func (d *daemon) serveHTTP(ctx context.Context) error {
 	d.registry.MustRegister(d.count.allocations, d.count.registrations, d.count.preferred, &stateCollector{d, describedMetrics()},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

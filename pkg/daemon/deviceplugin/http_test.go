@@ -25,7 +25,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/probes"
 )
 
-// If the environment variable daemonEnv is set, the test program runs as the daemon.
+// daemonEnv makes the test program run as the daemon.
 const daemonEnv = "PODLACE_TEST_DAEMON"
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// startProcess runs the test's daemon in a separate process until the test ends.
+// startProcess runs the test's daemon in a process of its own until the test ends.
 func (l *testLab) startProcess() (pid int) {
 	l.Helper()
 	cmd := exec.Command("/proc/self/exe", "--config-file", l.ConfigFile, "--resource-prefix", l.Prefix, "--node-name", l.Host,
@@ -98,8 +98,8 @@ func probeHealth(socket string) error {
 	return nil
 }
 
-// TestHalfOpen opens 10,000 connections whose requests are never completed. The daemon may need at most a few MiB for these connections.
-// The daemon must answer /healthz and the kubelet while the connections are open and after they are closed.
+// TestHalfOpen opens 10,000 connections without completing a request. They may cost a few MiB at most, and the daemon must answer
+// /healthz and the kubelet meanwhile and afterwards.
 func TestHalfOpen(t *testing.T) {
 	const most = 10_000
 	var limit syscall.Rlimit

@@ -15,7 +15,6 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// numVFs returns the number of VFs of the first PF.
 func numVFs(t *testing.T, sysfs string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(sysfs, "bus/pci/devices", pf0, "sriov_numvfs"))
@@ -25,7 +24,6 @@ func numVFs(t *testing.T, sysfs string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// awaitNumVFs waits until the first PF has the wanted number of VFs.
 func (l *testLab) awaitNumVFs(sysfs, want string) {
 	l.Helper()
 	for until := time.Now().Add(maxWait); numVFs(l.T, sysfs) != want; time.Sleep(5 * time.Millisecond) {
@@ -35,8 +33,7 @@ func (l *testLab) awaitNumVFs(sysfs, want string) {
 	}
 }
 
-// TestFollower checks an instance of the daemon that is not the leader. Until this instance becomes the leader, it does not change the
-// number of VFs, bind drivers or restore VFs.
+// TestFollower checks that an instance that does not lead changes no number of VFs, binds no driver and restores no VF.
 func TestFollower(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -66,7 +63,7 @@ func TestFollower(t *testing.T) {
 	}
 }
 
-// TestDeviceLocked checks that the number of VFs on a PF is not changed while another instance of the daemon changes one of the VFs.
+// TestDeviceLocked checks that a PF's number of VFs stays while another instance changes one of them.
 func TestDeviceLocked(t *testing.T) {
 	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)

@@ -23,7 +23,7 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// testLab is a test environment: a daemon with a fake kubelet and a fake sysfs.
+// testLab is a daemon with a fake kubelet and a fake sysfs.
 type testLab struct {
 	*testing.T
 	daemonOptions
@@ -32,7 +32,7 @@ type testLab struct {
 	log     *logBuffer
 }
 
-// logBuffer is a log that a test can read while the daemon writes to it.
+// logBuffer is a log that a test can read while the daemon writes.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -54,7 +54,6 @@ func logTo(l *logBuffer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// newLab starts a fake kubelet, and a daemon with a configuration.
 func newLab(t *testing.T, sysfs, config string) *testLab {
 	t.Helper()
 	l := prepareLab(t, sysfs, config)
@@ -93,7 +92,7 @@ func (l *testLab) configure(config string) {
 	}
 }
 
-// start() runs a daemon until the test ends or until stop() is called.
+// start runs a daemon until the test ends or stop is called.
 func (l *testLab) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -126,7 +125,6 @@ func (l *testLab) awaitDevices(resource string, want ...string) *registeredPlugi
 	})
 }
 
-// awaitLog waits for a log line that contains all the given parts.
 func (l *testLab) awaitLog(parts ...string) {
 	l.Helper()
 	for until := time.Now().Add(maxWait); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -145,7 +143,7 @@ const twoPools = `{"resourceList": [
   {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}},
   {"resourceName": "two", "selectors": {"pfNames": ["ens1f0"]}}]}`
 
-// The fake machine has two NUMA nodes. Each NUMA node has a PF with two VFs.
+// The fake machine has a PF with two VFs on each of two NUMA nodes.
 const (
 	pf0, vf00, vf01 = "0000:11:00.0", "0000:11:02.0", "0000:11:02.1"
 	pf1, vf10, vf11 = "0000:15:00.0", "0000:15:02.0", "0000:15:02.1"
@@ -155,7 +153,7 @@ func twoPFs(t *testing.T) string {
 	return pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
 }
 
-// get() sends a request to the daemon and returns the body of the answer.
+// get sends a request to the daemon and returns the body of the answer.
 func (l *testLab) get(path string) (string, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -171,7 +169,7 @@ func (l *testLab) get(path string) (string, error) {
 	return string(body), err
 }
 
-// await() sends a request to the daemon until the answer contains all the given parts.
+// await repeats a request until the answer contains all parts.
 func (l *testLab) await(path string, parts ...string) {
 	l.Helper()
 	text := ""

@@ -27,7 +27,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// The following constants are the default values of the flags.
+// Default values of flags.
 const (
 	defaultKubelet = "/var/lib/kubelet"
 	defaultPlugins = "/var/lib/kubelet/device-plugins"
@@ -38,11 +38,10 @@ const (
 	defaultPoll    = time.Minute
 )
 
-// readyTimeout is the maximum time to wait for a running instance to report whether it is ready.
+// readyTimeout limits the wait for a running instance to report whether it is ready.
 const readyTimeout = 5 * time.Second
 
-// Main runs the device plugin with command line arguments until SIGINT or SIGTERM. Main returns the exit status: 2 for wrong arguments, 1
-// if the start failed.
+// Main runs the device plugin until SIGINT or SIGTERM and returns the exit status: 2 for wrong arguments, 1 if the start failed.
 func Main(args []string, stderr io.Writer) int {
 	o, level, err := parseFlags(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -77,14 +76,12 @@ func Main(args []string, stderr io.Writer) int {
 
 const ignored = "ignored: the log goes to standard error"
 
-// commandLine contains the values of the command line flags.
 type commandLine struct {
 	daemonOptions
 	kubelet, registration, verbosity string
 }
 
-// defineFlags returns all flags with their default values. The flags of sriov-network-device-plugin are included, so that its manifests
-// work unchanged.
+// defineFlags returns all flags with their defaults. They include those of sriov-network-device-plugin, whose manifests work unchanged.
 func (c *commandLine) defineFlags(output io.Writer) *flag.FlagSet {
 	f := flag.NewFlagSet("sriov-device-plugin", flag.ContinueOnError)
 	f.SetOutput(output)
@@ -114,12 +111,11 @@ func (c *commandLine) defineFlags(output io.Writer) *flag.FlagSet {
 	return f
 }
 
-// parseFlags parses the command line arguments. If parsing fails, parseFlags prints the reason itself.
+// parseFlags parses the arguments, and prints the reason itself if that fails.
 func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Level, err error) {
 	var c commandLine
 	f := c.defineFlags(stderr)
-	// The following flags belong to the logging library glog, which sriov-network-device-plugin uses. The daemon accepts and ignores the glog
-	// flags.
+	// sriov-network-device-plugin has these flags of its logging library glog. They are ignored.
 	for _, name := range []string{"v", "vmodule", "log_dir", "log_backtrace_at", "stderrthreshold"} {
 		f.String(name, "", ignored)
 	}
@@ -155,8 +151,7 @@ func parseFlags(args []string, stderr io.Writer) (o daemonOptions, level slog.Le
 	return c.daemonOptions, level, nil
 }
 
-// nodeName returns the node's name from the downward API. If the downward API does not pass the node's name, nodeName returns the host
-// name.
+// nodeName returns the node's name from the downward API, or else the host name.
 func nodeName() string {
 	host, _ := os.Hostname()
 	return cmp.Or(os.Getenv("NODE_NAME"), host)

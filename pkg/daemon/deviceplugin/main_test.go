@@ -13,8 +13,7 @@ import (
 	"testing"
 )
 
-// TestFlags checks that the daemon accepts the flags in manifests of sriov-network-device-plugin. TestFlags also checks that each error
-// contains the name of the wrong flag.
+// TestFlags checks that the flags in manifests of sriov-network-device-plugin are accepted, and that an error names the wrong flag.
 func TestFlags(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-7")
 	dir := t.TempDir()
@@ -52,7 +51,6 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestDocumentedFlags checks that the daemon has each flag that the README names.
 func TestDocumentedFlags(t *testing.T) {
 	text, err := os.ReadFile("../../../plugins/sriov-device-plugin/README.md")
 	if err != nil {

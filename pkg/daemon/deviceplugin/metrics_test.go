@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/probestest"
 )
 
-// TestMetricsListed checks that the file sriov-device-plugin.txt lists exactly the metrics of the daemon. Other tests compare the
-// dashboard, the alerts and the README with this file.
+// TestMetricsListed checks that sriov-device-plugin.txt lists exactly the daemon's metrics. Other tests compare the dashboard, the
+// alerts and the README with it.
 func TestMetricsListed(t *testing.T) {
 	c, registry := newCounters(), prometheus.NewRegistry()
 	registry.MustRegister(c.allocations, c.registrations, c.preferred, &stateCollector{nil, describedMetrics()})

@@ -12,11 +12,10 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
-// nodeFiles looks up device files on the node.
 type nodeFiles struct{ dev, sysfs string }
 
-// missingFile returns an error text if the node lacks a device file that a container needs to start, and "" otherwise. missingFile ignores
-// the device file of the RDMA connection manager, because programs work without it.
+// missingFile returns an error text if the node lacks a device file that a container needs to start, or "". The RDMA connection
+// manager's does not count, because programs work without it.
 func (n nodeFiles) missingFile(d pool.Device) string {
 	if !d.VhostNet {
 		return ""
@@ -29,8 +28,8 @@ func (n nodeFiles) missingFile(d pool.Device) string {
 	return ""
 }
 
-// hasFile reports whether the node has a device file. A device file may exist before its kernel module is loaded, because the kernel loads
-// the module when a program opens the file. In a container without the node's /dev, the daemon can only see whether the module is loaded.
+// hasFile reports whether the node has a device file. It may exist before its kernel module is loaded, which opening it does. Without
+// the node's /dev in its container, the daemon sees only whether the module is loaded.
 func (n nodeFiles) hasFile(file string) bool {
 	for _, at := range []string{filepath.Join(n.dev, strings.TrimPrefix(file, defaultDev)),
 		filepath.Join(n.sysfs, "class/misc", path.Base(file))} {

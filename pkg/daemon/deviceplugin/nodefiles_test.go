@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestNoConnectionManager checks that a container gets the device file of the RDMA connection manager only if the node has this file.
+// TestNoConnectionManager checks that a container gets the RDMA connection manager's file only if the node has it.
 func TestNoConnectionManager(t *testing.T) {
 	p := poolOfKinds()
 	p.Devices[4].RDMAFiles = []string{"infiniband/uverbs4"}
@@ -27,8 +27,8 @@ func TestNoConnectionManager(t *testing.T) {
 	}
 }
 
-// TestNoVhostNet checks a device that needs vhost-net. Until the node has the device files of both vhost-net and TUN, the device is
-// unhealthy and the daemon reports the reason. A device file counts as present if it is in /dev or if its kernel module is loaded.
+// TestNoVhostNet checks that a device with vhost-net is unhealthy, with the reason, until the node has the files of both vhost-net and
+// TUN. Either counts as present if it is in /dev or its module is loaded.
 func TestNoVhostNet(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := prepareLab(t, sysfs, `{"resourceList": [{"resourceName": "one", "selectors": [{"pfNames": ["ens0f0#0"], "needVhostNet": true}, {"pfNames": ["ens0f0"]}]}]}`)
@@ -50,7 +50,6 @@ func TestNoVhostNet(t *testing.T) {
 	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
-// awaitFault waits until the daemon reports the wanted fault of a device.
 func (l *testLab) awaitFault(id, want string) {
 	l.Helper()
 	got := ""

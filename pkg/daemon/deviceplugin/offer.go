@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// resourceOffer is the list of devices that a resource offers to the kubelet at one time. A resourceOffer is immutable.
+// resourceOffer is an immutable list of the devices that a resource offers to the kubelet at one time.
 type resourceOffer struct {
 	pool     pool.Pool
 	snapshot *pci.Snapshot
@@ -24,9 +24,9 @@ type resourceOffer struct {
 	grant    deviceGrant
 }
 
-// newOffer returns the offer of a pool. The argument `lost` lists the lost devices. A lost device is missing or belongs to another resource
-// now, but a pod still has it. The lost devices stay in the offer as unhealthy devices with their last known NUMA nodes. After a restart,
-// the kubelet admits a running pod again only if the offer contains the devices of the pod.
+// newOffer returns the offer of a pool. Devices in `lost` are missing or belong to another resource, but a pod still has them. They
+// stay as unhealthy with their last known NUMA nodes, because a restarted kubelet admits a running pod again only with its devices in
+// the offer.
 func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]string, lost []poddevices.Device) *resourceOffer {
 	o := &resourceOffer{pool: p, snapshot: s, topology: pool.NewTopology(p, s), grant: g, faults: faults}
 	for _, d := range p.Devices {
@@ -38,7 +38,6 @@ func newOffer(p pool.Pool, s *pci.Snapshot, g deviceGrant, faults map[string]str
 	return o
 }
 
-// numaNodes returns the NUMA nodes of a device in the offer.
 func (o *resourceOffer) numaNodes(id string) (nodes []int) {
 	for _, d := range o.devices {
 		if d.GetID() == id {
@@ -64,7 +63,6 @@ func device(id string, healthy bool, nodes []int) *pluginapi.Device {
 	return d
 }
 
-// countHealthy returns the number of healthy devices in the offer.
 func (o *resourceOffer) countHealthy() (n int) {
 	for _, d := range o.devices {
 		if d.Health == pluginapi.Healthy {
@@ -74,13 +72,13 @@ func (o *resourceOffer) countHealthy() (n int) {
 	return n
 }
 
-// equalTo reports whether two offers contain the same devices, with the same health and NUMA nodes.
+// equalTo reports whether two offers have the same devices, with the same health and NUMA nodes.
 func (o *resourceOffer) equalTo(other *resourceOffer) bool {
 	return slices.EqualFunc(o.devices, other.devices, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// allocationPolicy returns the policy by which devices of the resource are preferred. If the resource was removed from the configuration,
-// all its devices are in use, so the policy does not matter.
+// allocationPolicy returns by which policy devices are preferred. It does not matter for a resource that left the configuration,
+// because all its devices are in use.
 func (o *resourceOffer) allocationPolicy() pool.Policy {
 	if o.pool.Resource == nil {
 		return pool.NUMABestFit
@@ -88,7 +86,7 @@ func (o *resourceOffer) allocationPolicy() pool.Policy {
 	return o.pool.Resource.Policy
 }
 
-// allocate() returns the settings that a container needs for the devices. The settings list the devices in the order of their addresses.
+// allocate returns the settings that a container needs for the devices, in the order of their addresses.
 func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	var devices []pool.Device
 	for _, id := range ids {
@@ -102,7 +100,6 @@ func (o *resourceOffer) allocate(ids []string) (*pluginapi.ContainerAllocateResp
 	return o.grant.containerResponse(o.pool.Name, devices)
 }
 
-// allocateAll calls allocate() for each container in an Allocate request.
 func (o *resourceOffer) allocateAll(containers []*pluginapi.ContainerAllocateRequest) (*pluginapi.AllocateResponse, error) {
 	out := &pluginapi.AllocateResponse{}
 	for _, c := range containers {

@@ -36,8 +36,8 @@ func barePF(t *testing.T) (sysfs string) {
 	return sysfs
 }
 
-// TestPFKeepsItsDriver (S-36) checks a PF whose VFs are created after the start of the daemon. The daemon must offer the VFs but not the
-// PF, and must not change the PF's driver. The test also removes the VFs and creates them again.
+// TestPFKeepsItsDriver creates VFs after the start of the daemon, which must offer them but not the PF, and leave the PF's driver
+// alone. The VFs are then removed and created again.
 func TestPFKeepsItsDriver(t *testing.T) {
 	for name, selectors := range map[string]string{"pfNames": `{"pfNames": ["ens0f0"]}`, "vendors": `{"vendors": ["8086"]}`, "none": `{}`,
 		"pciAddresses": `{"pciAddresses": ["` + pf0 + `", "` + vf00 + `", "` + vf01 + `"]}`} {
@@ -64,8 +64,7 @@ func TestPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestOfferPF (S-36) checks that a PF is offered and keeps its driver if the configuration contains offerPf. While a pod has the PF, the
-// daemon must not create VFs on it.
+// TestOfferPF checks that a PF with offerPf is offered and keeps its driver, and that no VFs are created on it while a pod has it.
 func TestOfferPF(t *testing.T) {
 	sysfs := barePF(t)
 	pcitest.Kernel{VFDriver: "iavf"}.Start(t, sysfs)
@@ -88,8 +87,8 @@ func TestOfferPF(t *testing.T) {
 	}
 }
 
-// TestNICPFKeepsItsDriver (S-36) creates the VFs of a real card after the start of the daemon. The daemon must bind the VFs to vfio-pci and
-// must not change the PF's driver.
+// TestNICPFKeepsItsDriver creates the VFs of a real card after the start of the daemon, which must bind them to vfio-pci and leave the
+// PF's driver alone.
 func TestNICPFKeepsItsDriver(t *testing.T) {
 	pf := kerneltest.RealPF(t)
 	nic := kerneltest.RealNIC(t, 0)
@@ -120,9 +119,8 @@ func TestNICPFKeepsItsDriver(t *testing.T) {
 	}
 }
 
-// TestNumVFsContradicted uses VFs that exist although the file sriov_numvfs of their PF contains 0. The configuration contains "numVfs": 0.
-// Nevertheless, the daemon must not remove the existing VFs. The daemon logs once that sriov_numvfs is 0 although VFs exist, and does not
-// log that it changed the number of VFs.
+// TestNumVFsContradicted has VFs although sriov_numvfs is 0. With "numVfs": 0, the daemon must keep them and log the contradiction
+// once, but no change.
 func TestNumVFsContradicted(t *testing.T) {
 	sysfs := twoPFs(t)
 	if err := os.WriteFile(filepath.Join(pcitest.Folder(t, sysfs, pf0), "sriov_numvfs"), []byte("0\n"), 0o600); err != nil {
@@ -142,8 +140,8 @@ func TestNumVFsContradicted(t *testing.T) {
 	}
 }
 
-// TestDriverLoadedLater checks a VF whose driver is loaded only after the first attempt to bind the driver. The daemon binds the driver at
-// its next scan of the devices, without the long pause that normally follows a failed bind.
+// TestDriverLoadedLater checks that a driver that is loaded after the first attempt is bound at the next scan, without the long pause
+// that follows a failed bind.
 func TestDriverLoadedLater(t *testing.T) {
 	sysfs := twoPFs(t)
 	folder := filepath.Join(sysfs, "bus/pci/drivers/vfio-pci")

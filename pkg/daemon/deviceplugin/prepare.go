@@ -20,8 +20,8 @@ import (
 // retryAfter is the pause after the daemon failed to change a device. During the pause, the kernel may complete pending work.
 const retryAfter = 5 * time.Minute
 
-// prepareLoop runs prepareDevices each time it receives a value from the channel `wake`, until ctx is done. prepareLoop runs in its own
-// goroutine, because the kernel may take a long time to change a device.
+// prepareLoop runs prepareDevices at each value from wake until ctx is done. It has its own goroutine, because the kernel may take long
+// to change a device.
 func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 	failed := map[pci.Address]time.Time{}
 	logged := map[pci.Address]string{}
@@ -41,8 +41,7 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 				delete(logged, a)
 				return
 			}
-			// errInUse and fs.ErrNotExist cause no pause, because the device may become free, a driver may be loaded, or a VF may appear at any
-			// time.
+			// These two cause no pause, because a device may become free, a driver be loaded or a VF appear at any time.
 			if !errors.Is(err, errInUse) && !errors.Is(err, fs.ErrNotExist) {
 				failed[a] = time.Now()
 			}
@@ -56,9 +55,8 @@ func (d *daemon) prepareLoop(ctx context.Context, wake <-chan struct{}) {
 
 var errInUse = errors.New("in use")
 
-// prepareDevices sets the configured number of VFs on each PF and binds the configured drivers, but changes only devices that no pod uses.
-// While the devices of pods are unknown, prepareDevices only creates VFs, and only on a PF that has no VFs and whose interface is on the
-// node.
+// prepareDevices sets the configured number of VFs on each PF and binds the configured drivers, but only of devices that no pod uses.
+// While the devices of pods are unknown, it only creates VFs on a PF that has none and whose interface is on the node.
 func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func() error)) {
 	d.mu.Lock()
 	s, known, want := d.snapshot, d.answered, d.config.NumVFs(d.snapshot)
@@ -85,8 +83,8 @@ func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func(
 	}
 }
 
-// mayChange reports whether this instance of the daemon may change devices. If the DRA driver runs, only the leader may change devices.
-// While the DRA driver cannot start, every instance may change devices. The caller of mayChange holds d.mu.
+// mayChange reports whether this instance may change devices. With claims, only the leader may, and nobody until the DRA driver has
+// started; without claims or if it cannot start, every instance may. The caller holds d.mu.
 func (d *daemon) mayChange() bool {
 	if d.driver != nil {
 		return d.driver.Leads()
@@ -96,8 +94,8 @@ func (d *daemon) mayChange() bool {
 	return !claims || d.driverFault != ""
 }
 
-// changeDevices calls the function `change` for devices that no pod has. Locks prevent other instances of the daemon from changing these
-// devices or assigning them to a claim at the same time.
+// changeDevices calls change for devices that no pod has. Locks keep other instances from changing them or assigning them to a claim
+// meanwhile.
 func (d *daemon) changeDevices(devices []pci.Address, check, change func() error) error {
 	unlock, err := dra.LockDevices(d.Claims, devices)
 	if err != nil {
@@ -111,8 +109,7 @@ func (d *daemon) changeDevices(devices []pci.Address, check, change func() error
 	return d.gate.runChange(ids, check, change)
 }
 
-// setNumVFs sets the number of VFs of a PF. Before the kernel changes the number, it removes all VFs of the PF. Therefore setNumVFs
-// returns an error if a pod has the PF or if a VF is in use.
+// setNumVFs sets the number of VFs of a PF. It fails if a pod has the PF or a VF is in use, because the kernel removes all VFs first.
 func (d *daemon) setNumVFs(ctx context.Context, s *pci.Snapshot, pf pci.Address, n int) error {
 	device, _ := s.Device(pf)
 	vfs := s.VFs(pf)
@@ -155,7 +152,7 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 	return err
 }
 
-// whyInUse returns the reason why a device must not be changed. whyInUse returns "" if the device may be changed. The caller holds d.mu.
+// whyInUse returns why a device must not be changed, or "". The caller holds d.mu.
 func (d *daemon) whyInUse(dev pci.Device) string {
 	return cmp.Or(d.ownerOf(dev, true), d.whyUplink(dev))
 }
@@ -170,8 +167,8 @@ func (d *daemon) whyUplink(dev pci.Device) string {
 	return ""
 }
 
-// ownerOf describes the pod, the claim or the network namespace that has a device. ownerOf returns "" if the device is free. Unless claims
-// is true, ownerOf ignores claims. The caller holds d.mu.
+// ownerOf describes the pod, network namespace or, if `claims`, the claim that has a device, or returns "" if it is free. The caller
+// holds d.mu.
 func (d *daemon) ownerOf(dev pci.Device, claims bool) string {
 	d.mergeUnlisted()
 	for _, h := range d.held {

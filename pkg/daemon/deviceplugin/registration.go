@@ -22,14 +22,12 @@ import (
 )
 
 const (
-	// registerTimeout is the maximum duration of a Register call. The kubelet answers a Register call only after it has connected to the
-	// endpoint.
+	// registerTimeout limits a Register call, which the kubelet answers only after it has connected to the endpoint.
 	registerTimeout = 10 * time.Second
-	// checkInterval is the time between two checks of the sockets. The regular checks are needed because a file event about the socket folder
-	// may be lost.
+	// checkInterval is how often the sockets are checked, because a file event about their folder may be lost.
 	checkInterval = time.Second
-	// watchTimeout is the time after the registration within which the kubelet must watch the resource. If the kubelet does not watch the
-	// resource within watchTimeout, the connection to the kubelet is considered lost.
+	// watchTimeout is how soon after the registration the kubelet must watch the resource. Otherwise, the connection is considered
+	// lost.
 	watchTimeout = 10 * time.Second
 	// absentFor is the time after which the daemon logs that the kubelet is absent.
 	absentFor = 15 * time.Second
@@ -43,10 +41,9 @@ type kubeletDirs struct {
 	Registry string // plugins_registry, in which the kubelet finds endpoints by itself; "" for none
 }
 
-// registerSocket returns the path of the kubelet's socket for registrations.
 func (k kubeletDirs) registerSocket() string { return filepath.Join(k.Plugins, "kubelet.sock") }
 
-// The type registrar serves an endpoint and keeps it registered with the kubelet.
+// registrar serves an endpoint and keeps it registered with the kubelet.
 type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	*endpoint
@@ -75,12 +72,11 @@ func newRegistrar(e *endpoint, k kubeletDirs, changed <-chan struct{}) *registra
 	return r
 }
 
-// socketFolder returns the folder of the endpoint's socket.
 func (r *registrar) socketFolder() string {
 	return cmp.Or(r.kubelet.Registry, r.kubelet.Plugins)
 }
 
-// run() registers the endpoint until ctx is done. After an error, run() tries again.
+// run registers the endpoint until ctx is done. After an error, run tries again.
 func (r *registrar) run(ctx context.Context) {
 	defer r.stop()
 	probes.RemoveStale(filepath.Join(r.socketFolder(), socketPrefix(r.socketFolder(), r.resource)+"????????"+socketSuffix))
@@ -96,14 +92,13 @@ func (r *registrar) run(ctx context.Context) {
 		if ctx.Err() == nil {
 			r.log.Warn("could not register the resource; retrying", "error", err, "after", pause)
 		}
-		// Each attempt to register causes file events in the socket folder. waitForChange must ignore these events, so only a new socket of the
-		// kubelet ends the pause early.
+		// Each attempt to register causes file events in the folder, so only a new socket of the kubelet ends the pause early.
 		r.waitForChange(ctx, pause, func() bool { id, _ := probes.SocketAt(r.kubelet.registerSocket()); return id != kubelet })
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// waitForChange returns after a pause, or earlier if a file in the folder has changed and the function `worth` returns true.
+// waitForChange returns after a pause, or earlier if a file in the folder has changed and worth returns true.
 func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth func() bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -121,7 +116,7 @@ func (r *registrar) waitForChange(ctx context.Context, d time.Duration, worth fu
 	}
 }
 
-// ensure() creates the socket if it is missing, and registers the endpoint if it is not registered.
+// ensure creates the socket if it is missing, and registers the endpoint if it is not registered.
 func (r *registrar) ensure(ctx context.Context) error {
 	r.mu.Lock()
 	refused, stale := r.refused, r.stale // since the last call
@@ -154,8 +149,8 @@ func (r *registrar) ensure(ctx context.Context) error {
 		return nil
 	}
 	if r.registeredAt != (probes.SocketID{}) {
-		// The kubelet's current socket differs from its socket at the last registration. The kubelet does not open a new connection for an
-		// endpoint path that it already knows. Therefore the endpoint must register with a new path.
+		// The kubelet has a new socket since the last registration. It opens no new connection for an endpoint path that it knows, so
+		// the endpoint needs a new one.
 		if err := r.listen(); err != nil {
 			return err
 		}
@@ -188,8 +183,8 @@ func (r *registrar) registered() bool {
 	return r.known
 }
 
-// isLost reports whether the endpoint's socket is missing or the kubelet has stopped using it. The kubelet removes all sockets in its
-// folder when it starts.
+// isLost reports whether the endpoint's socket is missing, as after a start of the kubelet, which removes all in its folder, or no
+// longer used by the kubelet.
 func (r *registrar) isLost() bool {
 	if r.listener == nil {
 		return true
@@ -218,7 +213,7 @@ func (r *registrar) listen() error {
 	return nil
 }
 
-// closeSocket closes and removes the socket. closeSocket does not end existing connections.
+// closeSocket closes and removes the socket. It does not end existing connections.
 func (r *registrar) closeSocket() {
 	if r.listener == nil {
 		return
@@ -235,7 +230,7 @@ func (r *registrar) stop() {
 	r.server.Stop()
 }
 
-// register() registers the endpoint with the kubelet. The kubelet then connects to the endpoint.
+// register registers the endpoint with the kubelet. The kubelet then connects to the endpoint.
 func (r *registrar) register(ctx context.Context) error {
 	conn, err := dial(r.kubelet.registerSocket())
 	if err != nil {
@@ -283,8 +278,7 @@ func (r *registrar) setKnown(known bool) {
 	r.known, r.refused, r.at = known, false, time.Now()
 }
 
-// setLeaving stores whether the devices move from the device plugin API to DRA. If the value changes, the endpoint is registered again with
-// other options.
+// setLeaving stores whether the devices move to DRA. A change registers the endpoint again with other options.
 func (r *registrar) setLeaving(leaving bool) {
 	if r.leaving.Swap(leaving) != leaving {
 		r.setKnown(false)
@@ -301,8 +295,7 @@ func (r *registrar) isReady() bool {
 	return r.known && r.streams.Load() > 0
 }
 
-// dial() connects to a socket of the kubelet. The connection has no credentials, because the permissions of the folder protect the
-// kubelet's sockets.
+// dial connects to a socket of the kubelet, without credentials because the folder's permissions protect it.
 func dial(path string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

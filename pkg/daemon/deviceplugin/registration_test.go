@@ -96,8 +96,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestUpdates checks that every ListAndWatch stream gets the newest list of devices, and that a stalled stream does not delay other
-// streams. The endpoint sends an update only if the list, the health or the NUMA nodes of the devices changed.
+// TestUpdates checks that every ListAndWatch stream gets the newest list, that a stalled one does not delay others, and that an update
+// is sent only if the devices, their health or their NUMA nodes changed.
 func TestUpdates(t *testing.T) {
 	k := newFakeKubelet(t)
 	p := vfPool(8)
@@ -174,8 +174,8 @@ func TestSocketRemoved(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestAnotherKubeletSocket checks a kubelet that creates a new registration socket. The kubelet does not open a new connection for an
-// endpoint path that it already knows, so the endpoint must register with a new path.
+// TestAnotherKubeletSocket has a kubelet with a new registration socket. The endpoint must register with a new path, because the
+// kubelet opens no new connection for one that it knows.
 func TestAnotherKubeletSocket(t *testing.T) {
 	k := newFakeKubelet(t)
 	runEndpoint(t, k.folder(), offering(vfPool(1)))
@@ -193,8 +193,7 @@ func TestAnotherKubeletSocket(t *testing.T) {
 	k.await(fast, "watched by another socket", func(p *registeredPlugin) bool { return p.sock != first.sock })
 }
 
-// TestFolderComesAndGoes checks that the plugin may start before the kubelet has created its socket folder. This folder may also be removed
-// and created again.
+// TestFolderComesAndGoes checks that the kubelet's socket folder may be missing at the start, and be removed and created again.
 func TestFolderComesAndGoes(t *testing.T) {
 	k := newFakeKubelet(t)
 	if err := os.RemoveAll(k.dir); err != nil {
@@ -222,8 +221,7 @@ func TestFolderComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestRefusedVersion checks a kubelet that does not support the plugin's version of the device plugin API. The plugin retries with growing
-// pauses, and registers once the kubelet supports the version.
+// TestRefusedVersion checks that the plugin retries with growing pauses until the kubelet supports its version of the API.
 func TestRefusedVersion(t *testing.T) {
 	k := newFakeKubelet(t)
 	k.versions = []string{"v2"}
@@ -236,8 +234,7 @@ func TestRefusedVersion(t *testing.T) {
 	k.await(fast, "watched", watched)
 }
 
-// TestTwoInstances checks an update of the daemon. During the update, both instances are registered with the kubelet. The end of the old
-// instance must not affect the resource.
+// TestTwoInstances checks that the end of the old instance does not affect a resource, for which both are registered during an update.
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())
@@ -259,8 +256,8 @@ func TestTwoInstances(t *testing.T) {
 	}
 }
 
-// TestRegistry checks that a kubelet finds the endpoint through its plugin registry. Through the plugin registry, the kubelet gets the same
-// options as through Register. The plugin retries if the kubelet refuses the registration.
+// TestRegistry checks that the kubelet finds the endpoint through its plugin registry, with the options of Register, and that the
+// plugin retries if the kubelet refuses.
 func TestRegistry(t *testing.T) {
 	dir := shortDir(t)
 	r := runEndpoint(t, kubeletDirs{Plugins: filepath.Join(dir, "none"), Registry: dir}, offering(vfPool(1)))

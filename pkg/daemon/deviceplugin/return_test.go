@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestReturnsVFs (V-22) checks that the daemon restores orphaned VFs right after its start. A failure to restore a VF is logged only once.
+// TestReturnsVFs checks that the daemon restores orphaned VFs right after its start. A failure to restore a VF is logged only once.
 func TestReturnsVFs(t *testing.T) {
 	l := prepareLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "all"}]}`)
 	var calls atomic.Int32

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deviceplugin offers the VFs of a node to the pods on the node. Package deviceplugin serves the kubelet's device plugin API
-// (v1beta1). Each pool of VFs is one resource. Other programs can ask the daemon which VFs a pod has. Such a request contains the name of
-// the pod. The daemon keeps running after faults: it reports an absent kubelet, an invalid configuration or a missing device, and continues
-// to serve all other resources.
+// Package deviceplugin offers the VFs of a node to its pods through the kubelet's device plugin API (v1beta1), each pool of VFs as one
+// resource, and tells other programs which VFs a pod has. The daemon keeps running after faults: it reports an absent kubelet, an
+// invalid configuration or a missing device, and serves all other resources.
 package deviceplugin
 
 import (
@@ -49,8 +48,7 @@ type daemonOptions struct {
 	Poll       time.Duration // interval of scanning all devices, in case an event is lost
 	// NewDriver creates the DRA driver.
 	NewDriver func(dra.Options) claimDriver
-	// RestoreVFs restores VFs that still have the settings of ended pods. RestoreVFs is needed with container runtimes that never call GC. If
-	// RestoreVFs is nil, VFs are not restored.
+	// RestoreVFs restores VFs with the settings of ended pods, for runtimes that never call GC. If nil, VFs are not restored.
 	RestoreVFs func() error
 }
 
@@ -59,8 +57,8 @@ func (o daemonOptions) checkpointPath() string {
 	return filepath.Join(o.Kubelet.Plugins, checkpointName)
 }
 
-// runDaemon serves all resources until ctx is done. runDaemon returns an error only at the start, for example if the configuration is
-// invalid or a listening address is in use. At each signal in the channel `reload`, runDaemon reads the configuration again.
+// runDaemon serves all resources until ctx is done, and reads the configuration again at each signal in reload. It fails only at the
+// start, for example if the configuration is invalid or a listening address is in use.
 func runDaemon(ctx context.Context, o daemonOptions, reload <-chan os.Signal, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -111,8 +109,8 @@ func openDaemon(ctx context.Context, o daemonOptions, log *slog.Logger) (*daemon
 	return d, nil
 }
 
-// listenAll opens the daemon's HTTP listener and unix socket. The unix socket is opened last, because an instance that fails to start must
-// not replace the socket of a running instance.
+// listenAll opens the HTTP listener and then the unix socket, because an instance that fails to start must not replace the socket of a
+// running one.
 func (d *daemon) listenAll(ctx context.Context) error {
 	if d.HTTP != "" {
 		if err := d.serveHTTP(ctx); err != nil {
@@ -126,8 +124,7 @@ func (d *daemon) listenAll(ctx context.Context) error {
 	return nil
 }
 
-// restoreInterval is the time between two searches for orphaned VFs. An orphaned VF keeps the settings of its ended pod for at most
-// restoreInterval.
+// restoreInterval is how often orphaned VFs are searched, and so how long they keep the settings of an ended pod at most.
 const restoreInterval = 30 * time.Second
 
 // restoreLoop restores orphaned VFs in intervals until ctx is done.
@@ -150,7 +147,7 @@ func (d *daemon) restoreLoop(ctx context.Context) {
 	}
 }
 
-// restoreVFs restores orphaned VFs if this instance may change devices. restoreVFs takes the lock of each VF's journal.
+// restoreVFs restores orphaned VFs if this instance may change devices. It takes the lock of each VF's journal.
 func (d *daemon) restoreVFs() error {
 	d.mu.Lock()
 	may := d.mayChange()

@@ -11,16 +11,16 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/probes"
 )
 
-// socketName returns a new file name for the socket of a resource's endpoint. The name is random, because two instances may run at the same
-// time during an update. A new name is also needed because the kubelet does not open a new connection for a path that it already knows.
+// socketName returns a new random name for the socket of a resource's endpoint. Two instances may run during an update, and the kubelet
+// opens no new connection for a path that it knows.
 func socketName(dir, resource string) string {
 	return socketPrefix(dir, resource) + probes.RandomHex() + socketSuffix
 }
 
 const socketSuffix = ".sock"
 
-// socketPrefix returns the common prefix of a resource's socket names. Eight hexadecimal digits follow the prefix. If the socket's path
-// would be too long, the prefix is a hash of the resource name.
+// socketPrefix returns what a resource's socket names have before their eight hexadecimal digits: a hash of the resource if the path
+// would be too long otherwise.
 func socketPrefix(dir, resource string) string {
 	name := strings.ReplaceAll(resource, "/", "_")
 	if room := probes.MaxSocketPath - len(filepath.Join(dir, "-00000000"+socketSuffix)); len(name) > room {

@@ -88,8 +88,8 @@ func TestNoSocketThere(t *testing.T) {
 	}
 }
 
-// TestPipe checks that the daemon refuses a configuration file that is not a regular file, both at the start and when it reloads the
-// configuration. A FIFO in place of the configuration file must not delay the daemon's answers.
+// TestPipe checks that a configuration that is not a regular file is refused at the start and on reload, and that a FIFO does not delay
+// answers.
 func TestPipe(t *testing.T) {
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
@@ -138,8 +138,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestAbsent checks that the daemon logs the absence of the kubelet only once. The daemon must not log the absence while the kubelet
-// restarts.
+// TestAbsent checks that the kubelet's absence is logged once, and not while it restarts.
 func TestAbsent(t *testing.T) {
 	log := &logBuffer{}
 	r := &registrar{endpoint: &endpoint{log: logTo(log)}}

@@ -80,7 +80,7 @@ func (s *stateCollector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends all state metrics. Collect makes no request to the kubelet.
+// Collect sends all state metrics. It makes no request to the kubelet.
 func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	offers, held, refused, damaged := s.offers()
 	for resource, n := range s.kubeletCount() {
@@ -127,7 +127,6 @@ func (s *stateCollector) Collect(to chan<- prometheus.Metric) {
 	s.collectTraffic(to, offers, holder)
 }
 
-// holdersOf returns the devices of pods by their IDs.
 func holdersOf(held []poddevices.Device) map[string]poddevices.Device {
 	if slices.ContainsFunc(held, byClaim) {
 		attached, _ := sriov.Holdings() // the DRA driver logs the error
@@ -140,9 +139,8 @@ func holdersOf(held []poddevices.Device) map[string]poddevices.Device {
 	return holder
 }
 
-// nameAttachedPods returns the devices, and sets the pod of each claimed VF to the pod that has attached the VF. Several pods may share a
-// claim, so only the journal of a VF shows which of the pods has the VF. If a VF has no journal, nameAttachedPods keeps the pod from the
-// claim's record.
+// nameAttachedPods sets the pod of each claimed VF to the one that has attached it, which only the VF's journal shows if several share
+// the claim. Without a journal, the pod of the claim's record stays.
 func nameAttachedPods(held []poddevices.Device, attached []sriov.Holding) []poddevices.Device {
 	held = slices.Clone(held)
 	for i, h := range held {
@@ -155,8 +153,8 @@ func nameAttachedPods(held []poddevices.Device, attached []sriov.Holding) []podd
 	return held
 }
 
-// lostState returns the NUMA node and the state of a lost device for the metrics. If a pod has the lost device through a claim, the device
-// is not faulty. Only its resource has changed from DRA to the device plugin API.
+// lostState returns the NUMA node and the state of a lost device for the metrics. One that a pod has through a claim is not faulty:
+// only its resource has changed from DRA to the device plugin API.
 func lostState(o *resourceOffer, h poddevices.Device) [2]string {
 	if a, err := pci.ParseAddress(h.ID); err == nil && byClaim(h) {
 		if dev, ok := o.snapshot.Device(a); ok {
@@ -207,8 +205,8 @@ func (s *stateCollector) offers() (offers []*resourceOffer, held []poddevices.De
 	return append(offers, s.claimable...), s.held, refused, damaged
 }
 
-// collectTraffic reads the counters of all VFs from their PFs. collectTraffic sends one netlink request for each PF. The PF has the
-// counters even if a VF is in a pod or has no network driver.
+// collectTraffic reads the counters of all VFs with one netlink request for each PF, which has them even if a VF is in a pod or without
+// a network driver.
 func (s *stateCollector) collectTraffic(to chan<- prometheus.Metric, offers []*resourceOffer, holder map[string]poddevices.Device) {
 	byPF := map[pci.Address]map[int]kernel.VFStats{}
 	for _, o := range offers {

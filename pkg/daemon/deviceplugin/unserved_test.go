@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestUnserved checks that an unsupported resource in the configuration does not affect other resources. The log and a metric must mention
-// the unsupported resource. With --strict, the daemon refuses the configuration.
+// TestUnserved checks that an unsupported resource is in the log and a metric without affecting others. With --strict, the
+// configuration is refused.
 func TestUnserved(t *testing.T) {
 	const odd = `{"resourceName": "fpga", "deviceType": "accelerator"}, {"resourceName": "vdpa", "selectors": {"pfNames": ["ens0f0#0"], "vdpaType": "vhost"}}`
 	l := newLab(t, twoPFs(t), `{"resourceList": [`+odd+`, {"resourceName": "one", "selectors": {"pfNames": ["ens0f0"]}}]}`)
@@ -26,8 +26,7 @@ func TestUnserved(t *testing.T) {
 	}
 }
 
-// TestNothingHere checks the log of a daemon whose configuration has no resource for its node. The logged warning describes the effect on
-// pods.
+// TestNothingHere checks that a configuration without a resource for the node causes a warning that describes the effect on pods.
 func TestNothingHere(t *testing.T) {
 	l := newLab(t, twoPFs(t), `{"resourceList": [{"resourceName": "one", "hosts": ["other-*"], "selectors": {"pfNames": ["ens0f0"]}}]}`)
 	l.awaitLog("level=WARN", "the configuration has no resource for this node",

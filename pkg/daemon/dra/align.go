@@ -22,9 +22,8 @@ type countedVF struct {
 	container string
 }
 
-// countAlignment counts new attachments of claimed VFs in a metric, if they were created after the start of the collector. The metric
-// distinguishes VFs on the NUMA node of their pod's CPUs from all other VFs. This metric is useful because the kubelet chooses the CPUs of
-// a pod without regard to the devices of claims.
+// countAlignment counts new attachments of claimed VFs since the start of the collector, by whether the VF is on the NUMA node of its
+// pod's CPUs. The kubelet chooses CPUs without regard to the devices of claims.
 func (c *collector) countAlignment(ctx context.Context, now time.Time) {
 	held, err := sriov.Holdings()
 	if err != nil {
@@ -60,8 +59,8 @@ func (d *Driver) countAligned(h sriov.Holding, cpus []int64) {
 	d.count.claims.WithLabelValues(dev.Resource, d.latestInventory().isAligned(h.Address, cpus)).Inc()
 }
 
-// isAligned returns "yes" if all CPUs belong to the NUMA node of the device. If any CPU belongs to another NUMA node, the result is "no".
-// If the pod has no exclusive CPUs or the NUMA node is unknown, the result is "unknown".
+// isAligned returns "yes" if all CPUs belong to the device's NUMA node, "no" if any does not, and "unknown" without exclusive CPUs or a
+// known NUMA node.
 func (i Inventory) isAligned(a pci.Address, cpus []int64) string {
 	if len(cpus) == 0 {
 		return "unknown"

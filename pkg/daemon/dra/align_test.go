@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// podLister is a fake kubelet that returns the CPUs of each pod. The keys of the map cpus are the names of pods. All pods are in the
-// namespace "shop".
+// podLister is a kubelet that returns the CPUs of each pod, by its name in the namespace "shop".
 type podLister struct {
 	podresources.UnimplementedPodResourcesListerServer
 	cpus map[string][]int64
@@ -34,8 +33,8 @@ func (p podLister) List(context.Context, *podresources.ListPodResourcesRequest) 
 	return answer, nil
 }
 
-// TestAligned (DRA-10) checks that the metric counts each attachment of a claim's VF once. A label of the metric shows whether the pod's
-// CPUs belong to the VF's NUMA node.
+// TestAligned checks that each attachment of a claim's VF is counted once, labelled by whether the pod's CPUs belong to the VF's NUMA
+// node.
 func TestAligned(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })

@@ -29,8 +29,8 @@ const (
 	attrLinkType  = "linkType"
 	attrRDMA      = "rdma"
 
-	// Older DRA drivers for CPUs and networks also publish the attribute attrOldNUMA. With this attribute, a claim can require that VFs and
-	// the devices of such a driver are on the same NUMA node.
+	// Older DRA drivers for CPUs and networks publish attrOldNUMA too, so that a claim can require the NUMA node of their devices for
+	// VFs.
 	attrOldNUMA = "dra.net/numaNode"
 	// Multus reads the following two attributes.
 	attrMultusDevice   = "k8s.cni.cncf.io/deviceID"
@@ -45,10 +45,9 @@ func DeviceName(a pci.Address) string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
 }
 
-// attributesOf returns the attributes of a device in a ResourceSlice. The values of the attributes do not change while the card is plugged
-// in. If a value changed, every scheduler would receive the whole slice again. Every device has all attributes, with one exception:
-// numaNode is missing if the NUMA node is unknown. If a CEL expression reads a missing attribute, the scheduler stops with an error for the
-// whole cluster.
+// attributesOf returns the attributes of a device in a ResourceSlice. They must not change while the card is plugged in, because every
+// scheduler would receive the whole slice again. Every device has all of them, except numaNode if unknown: if a CEL expression reads a
+// missing attribute, the scheduler stops with an error for the whole cluster.
 func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	pf := i.pfOf(d.Device)
 	rdma := len(d.Device.RDMA) > 0
@@ -97,7 +96,7 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// resourceNamed returns the resource that has the given name. resourceNamed returns nil if the resource was removed from the configuration.
+// resourceNamed returns the resource that has the given name. It returns nil if the resource was removed from the configuration.
 func (i Inventory) resourceNamed(name string) *pool.Resource {
 	for _, p := range i.Pools {
 		if p.Name == name {
@@ -107,8 +106,7 @@ func (i Inventory) resourceNamed(name string) *pool.Resource {
 	return nil
 }
 
-// pfOf returns the PF of a VF. For a device that is no VF, pfOf returns the device itself. If the scan did not find the PF, pfOf returns a
-// device with only the PF's address.
+// pfOf returns the PF of a VF, or the device itself if it is no VF. If the scan did not find the PF, only its address is set.
 func (i Inventory) pfOf(d pci.Device) pci.Device {
 	if !d.IsVF() {
 		return d
@@ -130,8 +128,8 @@ func (i Inventory) pfName(pf pci.Device) string {
 	return pf.Interfaces[0]
 }
 
-// cardAddress returns the PCI address of a card's first PF without the function number. cardAddress returns the same address for all PFs of
-// one card. In switchdev mode, a card may consist of several PCI devices. cardAddress recognises them by their common switch ID.
+// cardAddress returns the address of a card's first PF without the function number, which is the same for all its PFs. In switchdev
+// mode, a card may have several PCI devices, which share a switch ID.
 func (i Inventory) cardAddress(pf pci.Device) string {
 	first := pf.Address
 	if pf.SwitchID != "" {

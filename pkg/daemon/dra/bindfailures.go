@@ -25,8 +25,8 @@ type bindFailure struct {
 
 func (f bindFailure) isRecent() bool { return time.Since(f.at) < retryBind }
 
-// recordBind records that an attempt to bind a device's driver timed out, which is a fault of the device. After a timeout, the kernel may
-// still be binding the driver. For any other result, recordBind deletes the recorded timeout of the device.
+// recordBind records a bind that timed out, after which the kernel may still be binding, as a fault of the device. Any other result
+// deletes the record.
 func (d *Driver) recordBind(a pci.Address, err error) {
 	d.change(func() {
 		if delete(d.bindFailures, a); errors.Is(err, context.DeadlineExceeded) {

@@ -20,21 +20,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// cdiKind is the CDI kind of all claimed devices.
 const cdiKind = "podlace.io/vf"
 
-// cdiFile returns the name of the file with a claim's CDI specification.
 func cdiFile(uid string) string { return claim.Driver + "-" + uid + ".json" }
 
-// cdiDevice returns the name of a request's CDI device. CDI does not allow the slash in the name of a subrequest, so cdiDevice replaces the
-// slash.
+// cdiDevice returns the name of a request's CDI device, without the slash of a subrequest, which CDI does not allow.
 func cdiDevice(uid, request string) string { return uid + "-" + strings.ReplaceAll(request, "/", ".") }
 
 // cdiName returns the qualified name of a request's CDI device.
 func cdiName(uid, request string) string { return cdiKind + "=" + cdiDevice(uid, request) }
 
-// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. The CDI specification also lists devices
-// with administrative access, but without their device files.
+// cdiSpecification returns the CDI specification of a claim, with one CDI device for each request. Devices with administrative access
+// are listed without their files.
 func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	spec := cdi.Spec{Version: devicefiles.CDIVersion, Kind: cdiKind}
 	var requests []string
@@ -53,9 +50,8 @@ func cdiSpecification(p claimPlan) (cdi.Spec, error) {
 	return spec, nil
 }
 
-// editsOf returns the container edits of a request. These edits contain the device files of the request, and environment variables with the
-// devices of all requests of the claim. If two CDI devices set the same environment variable, the runtime uses the last value. All CDI
-// devices of a claim therefore set the same values.
+// editsOf returns the container edits of a request: its device files, and environment variables with the devices of all requests of the
+// claim. They are the same in all its CDI devices, because the runtime uses the last value of a variable.
 func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
 	of, files := map[string][]pool.Device{}, []pool.Device{} // by resource
 	for _, dev := range p.devices {
@@ -85,8 +81,8 @@ func editsOf(p claimPlan, request string) (cdi.ContainerEdits, error) {
 	return edits, nil
 }
 
-// writeCDI writes the CDI specification of a claim if its content has changed. The file must stay until the claim ends, because the kubelet
-// does not prepare the claim again when a container restarts.
+// writeCDI writes the CDI specification of a claim if it has changed. The file stays until the claim ends, because the kubelet does not
+// prepare the claim again when a container restarts.
 func (d *Driver) writeCDI(p claimPlan) error {
 	if d.options.CDI == "" {
 		return nil
@@ -103,7 +99,7 @@ func (d *Driver) writeCDI(p claimPlan) error {
 	return devicefiles.WriteSpec(dir, cdiFile(p.devices[0].UID), spec)
 }
 
-// removeCDI deletes the CDI specification of a claim. removeCDI has no effect if the specification does not exist.
+// removeCDI deletes the CDI specification of a claim. It has no effect if the specification does not exist.
 func (d *Driver) removeCDI(uid string) error {
 	if d.options.CDI == "" {
 		return nil

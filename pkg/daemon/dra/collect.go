@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// rebuildEvery is the time between two searches for lost records, unattached devices and new attachments. The record of a claim is lost if
-	// the kubelet's file contains the claim but the record does not exist.
+	// rebuildEvery is how often lost records, unattached devices and new attachments are searched. A record is lost if it is missing
+	// although the claim is in the kubelet's file.
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
@@ -33,8 +33,8 @@ const (
 	apiTimeout = 10 * time.Second
 )
 
-// The type collector deletes orphaned claim records, rebuilds lost claim records, finds claims whose devices no pod has attached, and
-// counts attachments by their NUMA alignment.
+// collector deletes orphaned claim records, rebuilds lost ones, finds claims whose devices no pod has attached, and counts attachments
+// by NUMA alignment.
 type collector struct {
 	*Driver
 	missing    map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
@@ -45,7 +45,6 @@ type collector struct {
 	counted map[countedVF]bool // attachments that the NUMA alignment metric includes
 }
 
-// collectLoop runs the collector until ctx is done.
 func (d *Driver) collectLoop(ctx context.Context) {
 	c := &collector{Driver: d, began: time.Now().Truncate(time.Second)}
 	defer c.count.unattached.Set(0)
@@ -74,8 +73,8 @@ func (c *collector) reportError(uid string, err error) {
 	}
 }
 
-// collect() unprepares ended claims that the kubelet has not unprepared. A claim has ended if it is missing from the kubelet's file, no pod
-// has its VFs, and the API server confirms the end of the claim.
+// collect unprepares ended claims that the kubelet has not: those that are missing from its file, whose VFs no pod has, and whose end
+// the API server confirms.
 func (c *collector) collect(ctx context.Context, now time.Time) {
 	records, errRecords := c.records.List()
 	held, err := sriov.Holdings()
@@ -116,8 +115,7 @@ func (c *collector) collectOne(ctx context.Context, r claim.Record) error {
 	return nil
 }
 
-// hasEnded reports whether the claim of a record has ended. A claim has ended if the API server does not have it any more, or has it with
-// another UID or another allocation.
+// hasEnded reports whether the API server no longer has a record's claim, or has it with another UID or allocation.
 func (d *Driver) hasEnded(ctx context.Context, r claim.Record) (bool, error) {
 	now, err := d.get(ctx, r.Claim().Namespace, r.Claim().Name)
 	switch {
@@ -144,9 +142,8 @@ func (d *Driver) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return d.options.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// rebuild() recreates lost claim records from the claims in the API server. A record counts as lost if two searches in a row have not found
-// the record. A single search is not enough: when a claim ends, the driver deletes the record before the kubelet removes the claim from its
-// file.
+// rebuild recreates lost claim records from the API server. Only two searches in a row show a loss, because the driver deletes the
+// record of an ended claim before the kubelet removes the claim from its file.
 func (c *collector) rebuild(ctx context.Context) {
 	notes, err := claim.KubeletClaims(c.options.Kubelet)
 	if err != nil {

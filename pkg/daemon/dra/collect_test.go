@@ -35,9 +35,8 @@ func (l *draLab) writeKubeletFile(claims ...*resourceapi.ResourceClaim) {
 	must(l, claimtest.WriteState(l.options.Kubelet, list...))
 }
 
-// TestCollect (DRA-F12) checks a claim that disappears from the kubelet's file. The record of the claim is deleted once the API server
-// confirms that the claim has ended. The record stays while a pod has the claim's VF, or while the API server does not answer. If the
-// kubelet's file cannot be read, the record stays for ten minutes.
+// TestCollect has a claim disappear from the kubelet's file. Its record is deleted once the API server confirms the end, but not while
+// a pod has the VF or the API server does not answer. If the file cannot be read, it stays for ten minutes.
 func TestCollect(t *testing.T) {
 	other := newClaim("c-9", "web", deviceResult("a", vf0))
 	free := newClaim("c-1", "web")
@@ -103,7 +102,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestLostRecord (DRA-F7) checks that a record is rebuilt from its claim after two searches in a row have not found the record.
+// TestLostRecord checks that a record is rebuilt from its claim after two searches in a row have not found the record.
 func TestLostRecord(t *testing.T) {
 	l := newDRALab(t)
 	c, gone := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "gone", deviceResult("a", vf1))
@@ -127,8 +126,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestNeverPrepared checks a claim that Prepare refuses repeatedly. The kubelet's file contains the claim but no devices of the claim.
-// Therefore the daemon does not treat the claim's record as lost.
+// TestNeverPrepared has Prepare refuse a claim repeatedly. The kubelet's file then has the claim without devices, so its record does
+// not count as lost.
 func TestNeverPrepared(t *testing.T) {
 	l := newDRALab(t)
 	l.addClaims(newClaim("c-1", "web", deviceResult("a", vf0)))
@@ -155,9 +154,8 @@ func TestLostRecordOfPod(t *testing.T) {
 	}
 }
 
-// TestLostDriver checks a claim whose record was lost and rebuilt. When the claim ends, the VF gets the driver that it had before the
-// claim. The daemon derives this driver from the resource or the VF's last interface. If both are unknown, the log says what the admin can
-// do.
+// TestLostDriver checks that the VF of a claim with a rebuilt record gets back its former driver, which the daemon derives from the
+// resource or the VF's last interface. If both are unknown, the log says what the admin can do.
 func TestLostDriver(t *testing.T) {
 	for _, c := range []struct {
 		title  string

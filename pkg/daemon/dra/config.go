@@ -28,8 +28,8 @@ type configEntry struct {
 // ofClaim reports whether the entry comes from the claim, and not from a class.
 func (e configEntry) ofClaim() bool { return e.api.Source == resourceapi.AllocationConfigSourceClaim }
 
-// readEntries returns the config entries for this driver: first the entries of classes, then the entries of the claim. Both have the same
-// order as in the allocation.
+// readEntries returns the config entries for this driver, those of classes before those of the claim, each in the order of the
+// allocation.
 func readEntries(c *resourceapi.ResourceClaim) (entries []configEntry, err error) {
 	inClaim := -1
 	for i, entry := range c.Status.Allocation.Devices.Config {
@@ -57,8 +57,8 @@ func readEntries(c *resourceapi.ResourceClaim) (entries []configEntry, err error
 	return entries, nil
 }
 
-// nextInClaim returns the index that an entry of the allocation has in the claim's specification. The argument "last" is the index of the
-// previous entry. The allocation lacks entries for alternatives of a request that the scheduler did not choose.
+// nextInClaim returns the index in the claim's specification of the allocation's entry after `last`. The allocation lacks entries for
+// alternatives that the scheduler did not choose.
 func nextInClaim(c *resourceapi.ResourceClaim, last int, entry resourceapi.DeviceConfiguration) int {
 	for i := last + 1; i < len(c.Spec.Devices.Config); i++ {
 		if reflect.DeepEqual(c.Spec.Devices.Config[i].DeviceConfiguration, entry) {
@@ -68,9 +68,8 @@ func nextInClaim(c *resourceapi.ResourceClaim, last int, entry resourceapi.Devic
 	return last + 1
 }
 
-// pathInClass returns the name of the class that an entry of the allocation comes from, and the path of the entry in this class. The
-// allocation contains the entries of a class one after another. Kubernetes before 1.35 does not show which of several classes an entry
-// belongs to.
+// pathInClass returns the class of an allocation's entry and the entry's path in it. The entries of a class follow one another.
+// Kubernetes before 1.35 does not show to which of several classes an entry belongs.
 func pathInClass(c *resourceapi.ResourceClaim, i int) string {
 	entries := c.Status.Allocation.Devices.Config
 	var classes []string
@@ -94,16 +93,15 @@ func pathInClass(c *resourceapi.ResourceClaim, i int) string {
 	return fmt.Sprintf("class %s: config[%d]", classes[0], index)
 }
 
-// appliesTo reports whether a config entry applies to an allocation result with a device of the given resource. An entry applies if it
-// lists the request, lists the parent of the subrequest, or lists no request at all.
+// appliesTo reports whether a config entry applies to an allocation result with a device of the resource: it lists the request, the
+// parent of the subrequest, or no request at all.
 func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult, resource string) bool {
 	return (e.Resource == "" || e.Resource == resource) &&
 		len(resourceclaim.ConfigForResult([]resourceapi.DeviceAllocationConfiguration{e.api}, result)) > 0
 }
 
-// configFor returns the merged configuration for the device of an allocation result. configFor returns nil if no config entry applies to
-// the device. The settings of the claim override the settings of the class. The configuration of the resource determines which settings a
-// claim may contain.
+// configFor returns the merged configuration for the device of an allocation result, or nil if no config entry applies. The claim,
+// which may contain only what the resource's configuration allows, overrides the class.
 func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config, error) {
 	var merged *vfconfig.Config
 	for _, e := range entries {
@@ -127,8 +125,8 @@ func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocation
 	return merged, nil
 }
 
-// isAdmin reports whether an allocation result grants only administrative access to its device. Administrative access does not change the
-// device's owner and settings.
+// isAdmin reports whether an allocation result grants only administrative access, which changes neither the device's owner nor its
+// settings.
 func isAdmin(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.AdminAccess != nil && *r.AdminAccess
 }
@@ -138,8 +136,8 @@ func isSingle(c *vfconfig.Config, key string) bool {
 	return key == "mac" || key == "ips" || key == "ifName" && !strings.Contains(c.IfName, vfconfig.IndexMark)
 }
 
-// checkSingle returns an error if a config entry applies to several devices but contains a setting that only one device can have.
-// A setting of a later entry overrides the setting of an earlier entry.
+// checkSingle returns an error if an entry applies to several devices but has a setting that only one can have, unless a later entry
+// overrides it.
 func checkSingle(c *resourceapi.ResourceClaim, devices []poddevices.Device, entries []configEntry) error {
 	for _, key := range vfconfig.Keys() {
 		counts := make([]int, len(entries))
@@ -159,9 +157,8 @@ func checkSingle(c *resourceapi.ResourceClaim, devices []poddevices.Device, entr
 	return nil
 }
 
-// checkConfig returns an error if a config entry of the claim applies to no device, or only to devices with admin access. checkConfig also
-// returns an error if it is unknown which class an entry comes from. For a class entry that applies to no device, checkConfig returns a
-// warning.
+// checkConfig returns an error if a config entry of the claim applies to no device, or only to those with admin access, or if an
+// entry's class is unknown. For a class entry that applies to no device, it returns a warning.
 func checkConfig(c *resourceapi.ResourceClaim, entries []configEntry, devices []poddevices.Device) (warnings []string, err error) {
 	for _, e := range entries {
 		used, set := false, false // by a device, and by a device that gets the settings
@@ -186,8 +183,8 @@ func checkConfig(c *resourceapi.ResourceClaim, entries []configEntry, devices []
 	return warnings, checkClasses(c, entries)
 }
 
-// forAlternative reports whether a config entry may be meant for an alternative that the scheduler did not choose. An entry may be meant
-// for such an alternative if the entry contains a resource and the request has several alternatives.
+// forAlternative reports whether an entry may be meant for an alternative that the scheduler did not choose, because it has a resource
+// and the request several alternatives.
 func (e configEntry) forAlternative(c *resourceapi.ResourceClaim) bool {
 	return e.Resource != "" && slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return len(r.FirstAvailable) > 1 && (len(e.api.Requests) == 0 || slices.Contains(e.api.Requests, r.Name))
@@ -209,8 +206,8 @@ func (e configEntry) scopeText() string {
 	return " (" + strings.Join(of, ", ") + ")"
 }
 
-// checkClasses returns an error if it is unknown which class a class entry comes from. Before Kubernetes 1.35, class entries contain no
-// requests, so an entry may come from any class of the claim. Since Kubernetes 1.35, an entry without requests applies to all requests.
+// checkClasses returns an error if a class entry's class is unknown. Before Kubernetes 1.35, class entries have no requests, so they
+// may come from any class of the claim. Since then, an entry without requests applies to all.
 func checkClasses(c *resourceapi.ResourceClaim, entries []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -234,7 +231,7 @@ func checkClasses(c *resourceapi.ResourceClaim, entries []configEntry) error {
 		"the classes, as 'podlace sriov classes' does", ofClass[0].path, strings.Join(classes, ", "))
 }
 
-// classOf returns the name of the DeviceClass of a request. The argument `name` has the form "request" or "request/subrequest".
+// classOf returns the name of the DeviceClass of the request `name`, which is "request" or "request/subrequest".
 func classOf(c *resourceapi.ResourceClaim, name string) string {
 	request, sub, _ := strings.Cut(name, "/")
 	for _, r := range c.Spec.Devices.Requests {

@@ -17,8 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// configEntryFrom returns a config entry of an allocation. The source of a config entry is the class or the claim. The argument `keys`
-// contains the parameters as JSON text.
+// configEntryFrom returns a config entry of an allocation from the class or the claim, with the JSON of its parameters in `keys`.
 func configEntryFrom(source resourceapi.AllocationConfigSource, keys string, requests ...string) resourceapi.DeviceAllocationConfiguration {
 	text := `{"apiVersion":"` + vfconfig.APIVersion + `","kind":"` + vfconfig.Kind + `"`
 	if keys != "" {
@@ -53,8 +52,7 @@ func mayAll(t *testing.T) *pool.Resource {
 
 type configs = []resourceapi.DeviceAllocationConfiguration
 
-// TestConfigFor (DRA-13, DRA-19, DRA-F25, DRA-F26) checks which config entries apply to a device and in which order. TestConfigFor also
-// checks which keys a claim may set.
+// TestConfigFor checks which config entries apply to a device, in which order, and which keys a claim may set.
 func TestConfigFor(t *testing.T) {
 	one := []string{"vf"}
 	for _, test := range []struct {
@@ -138,8 +136,7 @@ func TestConfigFor(t *testing.T) {
 	}
 }
 
-// setRequests sets the requests of a claim. Each element of the argument `list` contains the names of a request and of a class, such as "vf
-// fast" or "vf/a fast".
+// setRequests sets the requests of a claim, each by the names of request and class, such as "vf fast" or "vf/a fast".
 func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	for _, r := range list {
 		name, class, _ := strings.Cut(r, " ")
@@ -153,7 +150,7 @@ func setRequests(c *resourceapi.ResourceClaim, list ...string) {
 	}
 }
 
-// TestCheckConfig (DRA-F13) checks config entries that apply to no device, and class entries whose class is ambiguous.
+// TestCheckConfig checks config entries that apply to no device, and class entries whose class is ambiguous.
 func TestCheckConfig(t *testing.T) {
 	const unknown = "class fast or slow: status.allocation.devices.config[0].opaque.parameters: before Kubernetes 1.35 an entry does not show which of the classes fast, slow it belongs to: " +
 		"name the resource in the parameters of the classes, as 'podlace sriov classes' does"
@@ -231,8 +228,8 @@ func TestCheckConfig(t *testing.T) {
 	}
 }
 
-// claimWith returns an allocated claim with one device for each request, and this driver's devices. A request has the form "NAME CLASS".
-// The request "watch" has admin access, and the device of the request "gpu" belongs to another driver.
+// claimWith returns an allocated claim with one device for each request "NAME CLASS", and this driver's devices. "watch" has admin
+// access, and the device of "gpu" belongs to another driver.
 func claimWith(requests []string, entries configs) (*resourceapi.ResourceClaim, []poddevices.Device) {
 	c := newClaim("c-1", "web")
 	setRequests(c, requests...)
@@ -251,8 +248,8 @@ func claimWith(requests []string, entries configs) (*resourceapi.ResourceClaim, 
 	return c, devices
 }
 
-// TestPrepareConfig (DRA-F25, DRA-F26) checks that the record contains the settings of the class and the claim. If the settings of a claim
-// have an error, Prepare must refuse the claim and write no file.
+// TestPrepareConfig checks that the record has the settings of class and claim, and that Prepare refuses a claim with wrong settings
+// without writing a file.
 func TestPrepareConfig(t *testing.T) {
 	l := newDRALab(t)
 	l.updateInventory(*mayAll(t), nil)
@@ -290,8 +287,8 @@ func TestPrepareConfig(t *testing.T) {
 	}
 }
 
-// TestPathInClaim: the scheduler drops entries for alternatives that it did not choose. The error about an entry must nevertheless contain
-// the index that the entry has in the specification of the claim.
+// TestPathInClaim: the scheduler drops entries for alternatives that it did not choose. An error must nevertheless have the entry's
+// index in the claim's specification.
 func TestPathInClaim(t *testing.T) {
 	c := newClaim("c-1", "web", deviceResult("vf/b", vf0))
 	setRequests(c, "vf/b fast")

@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// claimCounters contains the Prometheus metrics about claims.
 type claimCounters struct {
 	prepares *prometheus.HistogramVec // by result
 	claims   *prometheus.CounterVec   // by resource and alignment

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dra offers VFs through Dynamic Resource Allocation (DRA). Package dra publishes the VFs in ResourceSlices and prepares the
-// ResourceClaims of pods for the kubelet. The CNI plugin sriov attaches the VFs, which it finds in the claim records of pkg/claim. The
-// daemon passes an Inventory to the driver: the VFs of each resource, their health, and the pods that have them.
+// Package dra offers VFs through Dynamic Resource Allocation (DRA). It publishes them in ResourceSlices and prepares the ResourceClaims
+// of pods for the kubelet; the CNI plugin sriov finds the VFs in the claim records of pkg/claim and attaches them. The daemon passes an
+// Inventory to the driver: the VFs of each resource, their health, and the pods that have them.
 //
-// The API server may be unreachable, may refuse a request, or may lack a feature. The driver logs each such failure of the API server once
-// and tries again. The device plugin API and the ADD of a pod never wait for the API server.
+// If the API server is unreachable, refuses a request or lacks a feature, the driver logs it once and tries again. The device plugin
+// API and the ADD of a pod never wait for it.
 package dra
 
 import (
@@ -37,19 +37,17 @@ type Options struct {
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer // nil for none
 
-	// Change calls the function `check`, and then the function `change`, which changes devices that no pod has. An error from `check` means
-	// that a device is in use. The daemon allocates no device while `check` runs, and no pod gets one of the given devices until `change`
-	// returns.
+	// Change calls check, which fails if a device is in use, and then change for devices that no pod has. Nothing is allocated while
+	// check runs, and no pod gets these devices until change returns.
 	Change func(ids []string, check, change func() error) error
-	// InUse returns the reason why a device is in use, for example that a pod has the device. Such a device must not be changed or allocated
-	// to a claim. InUse returns "" if the device is free. InUse does not check whether a claim has the device.
+	// InUse returns why a device must not be changed or allocated to a claim, for example that a pod has it, or "". It does not check
+	// claims.
 	InUse func(id string) string
-	// The driver calls Changed when claim records have changed. The daemon then calls the driver's method Update.
+	// The driver calls Changed when claim records have changed. The daemon then calls Update.
 	Changed func()
 }
 
-// Inventory is a snapshot of everything that the daemon knows about devices. An Inventory must not be changed after it was passed to
-// Update.
+// Inventory is a snapshot of all that the daemon knows about devices. It must not change once passed to Update.
 type Inventory struct {
 	Snapshot *pci.Snapshot
 	Pools    []pool.Pool       // resources with "api": "dra", with all their devices, including claimed ones
@@ -103,8 +101,8 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Run serves the kubelet and publishes devices until ctx is done. Update must have been called before. Run retries after an error, for
-// example if the API server is unreachable.
+// Run serves the kubelet and publishes devices until ctx is done, retrying after errors such as an unreachable API server. Call Update
+// first.
 func (d *Driver) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -112,10 +110,10 @@ func (d *Driver) Run(ctx context.Context) {
 	d.serve(ctx)
 }
 
-// Update passes a new inventory to the driver. Update never blocks.
+// Update passes a new inventory to the driver. It never blocks.
 func (d *Driver) Update(i Inventory) { d.change(func() { d.latest = i }) }
 
-// change() changes the state of the driver and wakes all tasks that wait for a change.
+// change changes the state of the driver and wakes all tasks that wait for a change.
 func (d *Driver) change(set func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,7 +122,6 @@ func (d *Driver) change(set func()) {
 	d.news = make(chan struct{})
 }
 
-// latestInventory returns the latest inventory.
 func (d *Driver) latestInventory() Inventory {
 	i, _ := d.watchInventory()
 	return i

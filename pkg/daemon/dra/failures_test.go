@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestFailureClockJump checks a node whose clock was set back by one day. An existing taint keeps its time, although this time is now in
-// the future. A claim record whose time is in the future stays, and its claim can be unprepared.
+// TestFailureClockJump sets the clock back by one day. A taint keeps its time and a claim record stays although both are in the future,
+// and the claim can be unprepared.
 func TestFailureClockJump(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]
@@ -55,8 +55,8 @@ func TestFailureClockJump(t *testing.T) {
 	must(t, l.unprepare(t.Context(), "c-1"))
 }
 
-// TestFailureSameName checks a claim that has the same name as an earlier claim but another UID. The new claim gets the VF only after the
-// earlier claim is unprepared. The end of one of the two claims does not affect the other claim.
+// TestFailureSameName has a claim with the name of an earlier one but another UID. It gets the VF only after the earlier one is
+// unprepared, and the end of either does not affect the other.
 func TestFailureSameName(t *testing.T) {
 	l := newDRALab(t)
 	old, same := newClaim("c-1", "web", deviceResult("a", vf0)), newClaim("c-2", "web", deviceResult("a", vf0))
@@ -76,8 +76,8 @@ func TestFailureSameName(t *testing.T) {
 	must(t, err, l.unprepare(t.Context(), "c-3"), l.unprepare(t.Context(), "c-2"))
 }
 
-// TestFailureAddressesChange checks a PF whose VFs get other PCI addresses after a reset. The old VF of the claim gets the taint "gone",
-// and the new VFs are published. The kubelet can still unprepare the claim.
+// TestFailureAddressesChange gives the VFs other PCI addresses after a reset of the PF. The claim's old VF gets the taint "gone", the
+// new ones are published, and the claim can be unprepared.
 func TestFailureAddressesChange(t *testing.T) {
 	l := newDRALab(t)
 	own := newClaim("c-1", "web", deviceResult("a", vf3))
@@ -101,8 +101,8 @@ func TestFailureAddressesChange(t *testing.T) {
 	}
 }
 
-// TestFailureOtherProgram checks a VF whose interface another program has moved to another namespace. The VF gets the taint "held" and is
-// not allocated to any claim.
+// TestFailureOtherProgram checks that a VF whose interface another program has moved to another namespace is tainted "held" and not
+// allocated.
 func TestFailureOtherProgram(t *testing.T) {
 	l := newDRALab(t, func(o *Options) {
 		o.InUse = func(id string) string { return map[string]string{vf0: "has its interface in another namespace"}[id] }
@@ -122,8 +122,7 @@ func TestFailureOtherProgram(t *testing.T) {
 	}
 }
 
-// TestDriverLost checks a prepared claim whose VF loses its driver, for example after a reset of the PF. The next Prepare binds the driver
-// again, so that pods can use the VF.
+// TestDriverLost checks that the next Prepare binds the driver that a claim's VF has lost, for example after a reset of the PF.
 func TestDriverLost(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)

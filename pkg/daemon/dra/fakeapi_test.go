@@ -27,8 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fakeAPI is an API server that stores nodes and ResourceSlices of resource.k8s.io/v1. The fake API server supports JSON and protobuf over
-// HTTP/2, like a real API server.
+// fakeAPI stores nodes and ResourceSlices of resource.k8s.io/v1. Like a real API server, it speaks JSON and protobuf over HTTP/2.
 type fakeAPI struct {
 	t      testing.TB
 	server *httptest.Server
@@ -73,14 +72,13 @@ func (f *fakeAPI) newClient() kubernetes.Interface {
 	return c
 }
 
-// configure() changes settings of the fake API server while the server is locked.
+// configure changes settings of the fake API server while the server is locked.
 func (f *fakeAPI) configure(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
-// storedSlices returns all stored ResourceSlices, sorted by name.
 func (f *fakeAPI) storedSlices() (all []resourceapi.ResourceSlice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -91,7 +89,6 @@ func (f *fakeAPI) storedSlices() (all []resourceapi.ResourceSlice) {
 	return all
 }
 
-// countRequests returns the number of requests that had the given RBAC verb.
 func (f *fakeAPI) countRequests(verb string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,8 +105,7 @@ func (f *fakeAPI) countWrites() int {
 	return f.countRequests("create") + f.countRequests("update") + f.countRequests("delete")
 }
 
-// removeSlices deletes ResourceSlices, as a kubelet or a user could do. If the argument `quiet` is true, watchers do not get an event about
-// the deletion, as if their watch were broken.
+// removeSlices deletes ResourceSlices, as a kubelet or a user could. If quiet, watchers get no event, as if their watch were broken.
 func (f *fakeAPI) removeSlices(quiet bool, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,15 +151,14 @@ func (f *fakeAPI) send(e kwatch.Event) {
 	}
 }
 
-// isWatched reports whether any client's watch receives events. isWatched returns false if the server has accepted the watch request but
-// sends no events yet.
+// isWatched reports whether any client's watch receives events, which it does some time after the server has accepted it.
 func (f *fakeAPI) isWatched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.watchers) > 0
 }
 
-// endWatches ends all watches. If the argument `gone` is true, the watches end with HTTP status 410.
+// endWatches ends all watches, with HTTP status 410 if `gone`.
 func (f *fakeAPI) endWatches(gone bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -184,7 +179,6 @@ func failure(code int) *metav1.Status {
 		Message: http.StatusText(code)}
 }
 
-// verbOf returns the RBAC verb of a request.
 func verbOf(r *http.Request) string {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
@@ -260,7 +254,6 @@ func (f *fakeAPI) answer(what, name string, body []byte) (runtime.Object, int) {
 	return f.writeSlice(what, s)
 }
 
-// writeSlice creates or updates a slice.
 func (f *fakeAPI) writeSlice(what string, s *resourceapi.ResourceSlice) (runtime.Object, int) {
 	if field := f.invalidField(s); field != "" {
 		status := failure(http.StatusUnprocessableEntity)
@@ -316,7 +309,6 @@ func (f *fakeAPI) dropFields(s *resourceapi.ResourceSlice) {
 	}
 }
 
-// watch() sends the events of a watch to the client.
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.SerializerInfo) {
 	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
 	w.WriteHeader(http.StatusOK)
@@ -341,7 +333,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, info runtime.Ser
 	}
 }
 
-// await() waits until the function `so` returns true. The time limit of one minute is long enough for a loaded machine.
+// await waits until so returns true. The time limit of one minute is long enough for a loaded machine.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !so(); time.Sleep(5 * time.Millisecond) {

@@ -8,9 +8,9 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// recoverDriver writes to the claim's record which driver the device had before the claim. recoverDriver does so only if the record was
-// lost and the device has the driver of the claim. The record was lost if p.lost is true, or if a pod already has the device. Normally, a
-// pod gets a device only after the record is written.
+// recoverDriver writes to the record which driver the device had before the claim, if the record was lost and the device has the
+// claim's driver. It was lost if p.lost is true, or if a pod already has the device, which it normally gets after the record is
+// written.
 func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	if !p.lost && !attached || !dev.restores || dev.Driver != dev.driver {
 		return
@@ -28,8 +28,8 @@ func (d *Driver) recoverDriver(p *claimPlan, dev plannedDevice, attached bool) {
 	p.record.Bound = append(p.record.Bound, claim.Binding{ID: dev.Address.String(), Driver: dev.driver, Former: former})
 }
 
-// formerDriver returns the driver that a device had before its claim, or "" if it is unknown. The kernel does not store it: it is the
-// driver of the resource, or the driver with which the device last had an interface.
+// formerDriver returns the driver that a device had before its claim, or "" if unknown. The kernel does not store it: it is the
+// resource's, or the one with which the device last had an interface.
 func (d *Driver) formerDriver(dev plannedDevice) string {
 	return cmp.Or(dev.restoreTo, d.latestInventory().Last[dev.Address].Driver)
 }

@@ -19,8 +19,8 @@ const (
 	healthLease = 30 * time.Second
 )
 
-// WatchHealthStatus reports the health of prepared devices until ctx is done. WatchHealthStatus sends a report after each change of
-// health, after each Prepare of a claim, and at intervals of healthEvery.
+// WatchHealthStatus reports the health of prepared devices until ctx is done: after each change, after each Prepare, and every
+// healthEvery.
 func (h callHandler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	due := time.NewTicker(healthEvery)
 	defer due.Stop()
@@ -72,7 +72,7 @@ func (d *Driver) healthOf(i Inventory) (list []kubeletplugin.DeviceHealth) {
 	return list
 }
 
-// whyUnhealthy returns the reason why a pod cannot use a device. whyUnhealthy returns "" if a pod can use the device.
+// whyUnhealthy returns why a pod cannot use a device, or "".
 func (i Inventory) whyUnhealthy(id string) string {
 	if f, ok := i.Faults[id]; ok {
 		return f.Text

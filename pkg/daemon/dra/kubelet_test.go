@@ -80,8 +80,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// newDRALab returns a test environment whose node has a network card with four VFs. All VFs are in one resource. The DRA driver is not
-// running yet.
+// newDRALab returns a node whose card has four VFs in one resource. The DRA driver is not running yet.
 func newDRALab(t testing.TB, change ...func(*Options)) *draLab {
 	t.Helper()
 	must(t, os.RemoveAll("/run/podlace"))
@@ -123,7 +122,6 @@ func (l *draLab) updateInventory(r pool.Resource, faults map[string]Fault) {
 	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{p}, Faults: faults})
 }
 
-// prepare() prepares a claim without a kubelet.
 func (l *draLab) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return l.Driver.prepare(ctx, c, false)
 }
@@ -141,7 +139,6 @@ func (l *draLab) runDriver() (stop func()) {
 	return stop
 }
 
-// await() waits until the function `so` returns true.
 func (l *draLab) await(what string, so func() bool) {
 	l.Helper()
 	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
@@ -174,7 +171,6 @@ func newClaim(uid, name string, results ...resourceapi.DeviceRequestAllocationRe
 			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name + "-pod", UID: types.UID("pod-" + uid)}}}}
 }
 
-// addClaims adds claims to the API server.
 func (l *draLab) addClaims(claims ...*resourceapi.ResourceClaim) {
 	l.Helper()
 	for _, c := range claims {
@@ -191,7 +187,7 @@ type fakeKubelet struct {
 	endpoint string
 }
 
-// register() finds the driver in the kubelet's plugin registry and registers the driver.
+// register finds the driver in the kubelet's plugin registry and registers the driver.
 func (l *draLab) register(v1beta1 bool) *fakeKubelet {
 	l.Helper()
 	registry, _ := l.options.socketFolders()
@@ -229,8 +225,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// prepareClaims asks the driver to prepare claims, and returns the answer for each claim as text: "request=device cdi" for each device, or
-// the error.
+// prepareClaims prepares claims and returns for each "request=device cdi" of its devices, or the error.
 func (k *fakeKubelet) prepareClaims(claims ...*resourceapi.ResourceClaim) (answers []string) {
 	k.Helper()
 	request := &drav1.NodePrepareResourcesRequest{}
@@ -311,8 +306,7 @@ func (k *fakeKubelet) unprepareClaims(uids ...string) (answers []string) {
 	return answers
 }
 
-// watchHealth returns the reports of the health stream as text. The text of a report is "device=status message" for each device, sorted by
-// device.
+// watchHealth returns the reports of the health stream as "device=status message", sorted by device.
 func (k *fakeKubelet) watchHealth() <-chan string {
 	k.Helper()
 	reports := make(chan string, 100)
@@ -357,7 +351,6 @@ func (k *fakeKubelet) healthStream(ctx context.Context) (recv func() ([]string, 
 	}
 }
 
-// fileNames returns the names of the files in a folder.
 func (l *draLab) fileNames(folder string) string {
 	l.Helper()
 	found, _ := os.ReadDir(folder)
@@ -368,7 +361,6 @@ func (l *draLab) fileNames(folder string) string {
 	return strings.Join(names, " ")
 }
 
-// driverOf returns the driver of a VF.
 func (l *draLab) driverOf(address string) string {
 	l.Helper()
 	a, err := pci.ParseAddress(address)
@@ -381,7 +373,6 @@ func (l *draLab) driverOf(address string) string {
 // repeatInventory passes the same inventory as newDRALab to the driver.
 func (l *draLab) repeatInventory() { l.Helper(); l.updateInventory(pool.Resource{API: pool.DRA}, nil) }
 
-// setFault passes an inventory with a fault of one VF to the driver.
 func (l *draLab) setFault(address, text string) {
 	l.Helper()
 	l.updateInventory(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})

@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// leaderLock is the name of the lock file in the parent folder of the claim records. The instance that holds this lock is the leader, and
-	// writes its name into the file.
+	// leaderLock is the lock file in the parent folder of the claim records. The leader holds it and writes its name into it.
 	leaderLock = "leader.lock"
 	// leadInterval is the pause between two attempts of a follower to take the leader lock.
 	leadInterval = 500 * time.Millisecond
 )
 
-// Leads reports whether this instance is the leader. Only the leader publishes devices, collects claim records, writes the status of
-// claims, changes PFs and drivers, and restores VFs. In contrast, every instance prepares claims. Another instance on the node may be the
-// leader, for example an older version during an update.
+// Leads reports whether this instance is the leader. Every instance prepares claims, but only the leader publishes devices, collects
+// claim records, writes the status of claims, changes PFs and drivers, and restores VFs. Another instance may lead, such as an older
+// version during an update.
 func (d *Driver) Leads() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -39,7 +38,7 @@ func (d *Driver) setLead(leads bool, whyWaiting string) {
 	d.count.leading.Set(map[bool]float64{true: 1}[leads])
 }
 
-// holdLead runs the leader's tasks while this instance holds the leader lock. holdLead returns when ctx is done.
+// holdLead runs the leader's tasks while this instance holds the leader lock. It returns when ctx is done.
 func (d *Driver) holdLead(ctx context.Context, tasks ...func(context.Context)) {
 	for ctx.Err() == nil {
 		leader, err := d.tryLead(ctx, tasks)
@@ -62,8 +61,7 @@ func (d *Driver) holdLead(ctx context.Context, tasks ...func(context.Context)) {
 }
 
 // tryLead takes the leader lock and runs the tasks until ctx is done or another program has replaced the lock file. Without the lock,
-// tryLead returns at once, with the name of the leader if another instance holds the lock. When the process ends, the kernel releases the
-// lock.
+// it returns at once, with the name of the leader if there is one. The kernel releases the lock when the process ends.
 func (d *Driver) tryLead(ctx context.Context, tasks []func(context.Context)) (leader string, err error) {
 	dir, err := store.Make(filepath.Dir(d.options.Claims), 0o755)
 	if err != nil {
@@ -90,7 +88,7 @@ func (d *Driver) tryLead(ctx context.Context, tasks []func(context.Context)) (le
 	return "", nil
 }
 
-// lead() runs the tasks of the leader until ctx is done or the lock is lost, and waits until they have ended.
+// lead runs the tasks of the leader until ctx is done or the lock is lost, and waits until they have ended.
 func (d *Driver) lead(ctx context.Context, lock *store.Lock, tasks []func(context.Context)) {
 	d.setLead(true, "")
 	d.options.Log.Info("this instance leads: it publishes devices and writes the status of claims", "instance", d.instanceName())
@@ -112,9 +110,9 @@ func (d *Driver) lead(ctx context.Context, lock *store.Lock, tasks []func(contex
 	d.setLead(false, "") // first, because another instance may lead when the lock is lost, and the tasks may need time to end
 }
 
-// whyWait returns the reason why this instance must not serve the kubelet. The argument `leader` is "" if an error prevents this instance
-// from becoming the leader. During an update, several instances that run in pods may serve the kubelet at the same time. An instance that
-// runs as a service must be the only instance, because any other instance would take over the service's connection to the kubelet.
+// whyWait returns why this instance must not serve the kubelet. leader is "" if an error keeps this instance from leading. Several
+// instances in pods may serve it during an update, but one that runs as a service must be alone, because another would take over its
+// connection to the kubelet.
 func (d *Driver) whyWait(leader string, err error) string {
 	switch {
 	case d.options.Instance != "" && !strings.HasPrefix(leader, servicePrefix):

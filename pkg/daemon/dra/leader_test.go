@@ -27,8 +27,7 @@ func (l *draLab) newInstance(uid string) *draLab {
 	return &other
 }
 
-// TestUpgrade (DRA-32) checks two instances that serve the kubelet with the same claim records. One instance is the leader. When the leader
-// ends, the second instance takes over.
+// TestUpgrade has two instances serve the kubelet with the same claim records. When the leader ends, the other takes over.
 func TestUpgrade(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance("uid-a"), l.newInstance("uid-b")
@@ -90,8 +89,8 @@ func TestStaleSockets(t *testing.T) {
 	}
 }
 
-// TestTwoServices (DRA-F23) checks two daemons on one node that both run as a service, without the UID of a pod. The second daemon does not
-// serve the kubelet until the first daemon ends. The log of the second daemon contains the name of the first daemon.
+// TestTwoServices runs two daemons as services, without the UID of a pod. The second serves the kubelet only after the first has ended,
+// and logs its name.
 func TestTwoServices(t *testing.T) {
 	l := newDRALab(t)
 	a, b := l.newInstance(""), l.newInstance("")
@@ -112,9 +111,8 @@ func TestTwoServices(t *testing.T) {
 	}
 }
 
-// TestServiceAndPod (DRA-F23) checks a node on which one daemon runs as a service and another in a pod of a DaemonSet. The instance that
-// starts first serves the kubelet. While the first instance runs, the second instance opens no sockets. The log of the second instance
-// contains the name of the first instance and says what the admin can do. The second instance takes over when the first instance ends.
+// TestServiceAndPod runs one daemon as a service and one in a pod. The first to start serves the kubelet. The second opens no sockets,
+// logs the name of the first and what the admin can do, and takes over when the first ends.
 func TestServiceAndPod(t *testing.T) {
 	for _, c := range []struct{ first, second, name string }{
 		{"", "uid-b", "the service with process"},
@@ -140,9 +138,8 @@ func TestServiceAndPod(t *testing.T) {
 	}
 }
 
-// TestCannotLead checks an instance that cannot take the leader lock because of an error, although no other instance holds the lock. Such
-// an instance must report the error. An instance that runs as a service then does not serve the kubelet, because another instance may
-// already do so. An instance that runs in a pod still serves the kubelet.
+// TestCannotLead has an error in place of the leader lock, which must be reported. A service then does not serve the kubelet, because
+// another instance may already do so, but an instance in a pod does.
 func TestCannotLead(t *testing.T) {
 	l := newDRALab(t)
 	must(t, os.MkdirAll(filepath.Join(filepath.Dir(l.options.Claims), leaderLock), 0o755))
@@ -156,8 +153,7 @@ func TestCannotLead(t *testing.T) {
 	l.await("the pod serves", func() bool { return pod.Ready() == "the kubelet has not registered driver sriov.podlace.io" })
 }
 
-// TestServiceTakesLead checks that an instance in a pod stops serving the kubelet when an instance that runs as a service becomes the
-// leader.
+// TestServiceTakesLead checks that an instance in a pod stops serving the kubelet when a service becomes the leader.
 func TestServiceTakesLead(t *testing.T) {
 	l := newDRALab(t)
 	pod := l.newInstance("uid-a")
@@ -203,8 +199,8 @@ func TestServerFails(t *testing.T) {
 	l.register(false)
 }
 
-// TestWhileLeading checks that the leader stops its tasks when another instance becomes the leader, and keeps the lock until they have
-// ended. They start again when the instance leads again, and the daemon learns of it, because only the leader may change devices.
+// TestWhileLeading checks that an instance that loses the lead stops its tasks, keeps the lock until they have ended, and starts them
+// again when it leads again. The daemon learns of it, because only the leader may change devices.
 func TestWhileLeading(t *testing.T) {
 	var begun, ended, told atomic.Int32
 	l := newDRALab(t, func(o *Options) { o.Changed = func() { told.Add(1) } })
@@ -247,8 +243,7 @@ func (l *draLab) takeLead() (unlock func()) {
 	return func() { must(l, lock.Unlock()) }
 }
 
-// TestLeadLost checks a leader whose lock file another program deletes. The leader creates a new lock file and remains the leader, unless
-// another instance locks the new file first.
+// TestLeadLost checks that a leader whose lock file is deleted creates a new one and stays, unless another instance locks that first.
 func TestLeadLost(t *testing.T) {
 	l := newDRALab(t)
 	a := l.newInstance("uid-a")

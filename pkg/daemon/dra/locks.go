@@ -14,21 +14,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// claimLocks is the name of the lock file in the parent folder of the claim records. Each byte of this file serves as one lock. The PCI
-// address of a VF determines the byte for the VF. The UID of a claim determines the byte for the claim. All instances of the daemon on the
-// node share these locks. To avoid deadlocks, a process takes its locks in this order: one claim, VFs by address, the daemon's allocation
-// gate, one VF's journal.
+// claimLocks is the lock file, in the parent folder of the claim records, of all instances on the node. Each byte is one lock, by the
+// PCI address of a VF or the UID of a claim. Against deadlocks, locks are taken in this order: one claim, VFs by address, the daemon's
+// allocation gate, one VF's journal.
 const claimLocks = "claims.lock"
 
-// lockWait is the maximum time that Prepare waits for another call about the same claim or VF. If Prepare fails because it waited too long,
-// the kubelet calls Prepare again.
+// lockWait is how long Prepare waits for another call about the same claim or VF. If it is too long, the kubelet calls Prepare again.
 const lockWait = 10 * time.Second
 
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// The lock file contains one byte for each lock. firstClaim is the offset of the byte that locks the first claim. firstClaim is larger than
-// the lock offset of any PCI address.
+// firstClaim is the offset of the byte that locks the first claim, above that of any PCI address.
 const firstClaim = 1 << 62
 
 // claimLock contains the lock of one claim and the locks of the claim's VFs.
@@ -37,13 +34,11 @@ type claimLock struct {
 	held []*store.Lock
 }
 
-// openLocks opens the folder of the lock file.
 func openLocks(claims string) (*claimLock, error) {
 	dir, err := store.Make(filepath.Dir(claims), 0o755)
 	return &claimLock{dir: dir}, err
 }
 
-// lockClaim locks a claim.
 func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	l, err := openLocks(d.options.Claims)
 	if err != nil {
@@ -58,9 +53,8 @@ func (d *Driver) lockClaim(uid string) (*claimLock, error) {
 	return l, nil
 }
 
-// LockDevices takes the locks of devices. The locks also exclude all other instances of the daemon on the node. Prepare and Unprepare take
-// the same locks. The argument `claims` is the path of the folder with the claim records. LockDevices returns an error if another call or
-// another instance is working on one of the devices.
+// LockDevices takes the locks of devices, as Prepare and Unprepare do, also against other instances on the node. claims is the folder
+// of the claim records. It fails if another call or instance is working on one of the devices.
 func LockDevices(claims string, devices []pci.Address) (unlock func(), err error) {
 	l, err := openLocks(claims)
 	if err != nil {
@@ -83,7 +77,7 @@ func (l *claimLock) lockVFs(vfs []pci.Address) error {
 	return nil
 }
 
-// add() takes a lock. add() polls, because a blocking wait cannot be cancelled and would occupy a thread for as long as a driver hangs.
+// add takes a lock. It polls, because a blocking wait cannot be cancelled and would occupy a thread for as long as a driver hangs.
 func (l *claimLock) add(offset int64) error {
 	for until := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		lock, err := l.dir.LockAt(0, claimLocks, 0o600, offset)

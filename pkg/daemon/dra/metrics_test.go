@@ -10,8 +10,8 @@ import (
 	"github.com/podlace/podlace/integration/probestest"
 )
 
-// TestMetricsListed: the list of metrics contains exactly the DRA metrics of the daemon. Another test compares the dashboard, the alerts
-// and the README with this list of metrics.
+// TestMetricsListed: the list has exactly the daemon's DRA metrics. Another test compares the dashboard, the alerts and the README with
+// it.
 func TestMetricsListed(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newCounters(registry)

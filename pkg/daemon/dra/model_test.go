@@ -28,8 +28,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// crashLog is a log handler that simulates a crash of the daemon at a chosen moment. To simulate the crash, crashLog panics in the
-// goroutine that writes the log line.
+// crashLog is a log handler that simulates a crash of the daemon by a panic in the goroutine that writes the log line.
 type crashLog struct {
 	slog.Handler
 	left *atomic.Int64 // moments until the crash, such as log lines; negative for never
@@ -43,8 +42,7 @@ func (c crashLog) Handle(ctx context.Context, r slog.Record) error {
 	return c.Handler.Handle(ctx, r)
 }
 
-// mayCrash decrements the counter `left`, and panics when the counter is zero. The model calls mayCrash at each place where the daemon may
-// crash.
+// mayCrash decrements left and panics at zero. The model calls it wherever the daemon may crash.
 func mayCrash(left *atomic.Int64) {
 	if left.Add(-1) == 0 {
 		panic(crashPanic{})
@@ -151,7 +149,7 @@ func (m *nodeModel) writeAllClaims() {
 	must(m.draLab, claimtest.WriteState(m.options.Kubelet, list...))
 }
 
-// restart() replaces the daemon with a new daemon. The new daemon knows only the data that the old daemon stored in files.
+// restart replaces the daemon with a new daemon. The new daemon knows only the data that the old daemon stored in files.
 func (m *nodeModel) restart() {
 	o := m.options
 	o.Log = slog.New(crashLog{slog.NewTextHandler(io.Discard, nil), m.left})
@@ -184,8 +182,8 @@ func (m *nodeModel) nodeLinks() string {
 	return b.String()
 }
 
-// modelOperation is a random change of a claim or a pod. Several operations run at the same time. If the daemon behaves wrongly, the
-// operation returns an error.
+// modelOperation is a random change of a claim or a pod, which returns an error if the daemon behaves wrongly. Several run at the same
+// time.
 type modelOperation struct {
 	name string
 	run  func() error
@@ -211,8 +209,8 @@ func (m *nodeModel) callGuarded(f func() error) (err error) {
 	return f()
 }
 
-// drawOperations chooses the next operations at random. Like the kubelet, drawOperations chooses at most one operation for each claim at a
-// time. The ADD or DEL of a pod may run at the same time as the operation on its claim.
+// drawOperations chooses the next operations at random, like the kubelet at most one for each claim at a time. The ADD or DEL of a pod
+// may run beside the one on its claim.
 func (m *nodeModel) drawOperations() (ops []modelOperation) {
 	for _, i := range m.random.Perm(len(m.claims))[:1+m.random.IntN(3)] {
 		c, d := m.claims[i], m.Driver
@@ -263,7 +261,8 @@ func (m *nodeModel) call(verb string, p *modelPod) kerneltest.Outcome {
 	return m.Call(verb, p.name, "CNI_NETNS", p.Path, "CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME="+p.name+";K8S_POD_UID=uid-"+p.name)
 }
 
-// add() runs the CNI command ADD for a pod. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must fail.
+// add runs the CNI command ADD for a pod. A failed ADD must leave no VF in the pod. An ADD for a pod that already has its VFs must
+// fail.
 func (m *nodeModel) add(p *modelPod) error {
 	if p.has {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// problems() checks the invariants of the node, and returns a text for each violated invariant.
+// problems checks the invariants of the node, and returns a text for each violated invariant.
 func (m *nodeModel) problems() (list []string) {
 	records, err := claim.List(m.options.Claims)
 	if err != nil {
@@ -67,9 +67,9 @@ func (m *nodeModel) missingLinks(p *modelPod) (list []string) {
 	return list
 }
 
-// TestModel runs random operations 1,000 times. Claims are prepared and unprepared concurrently, and pods start and end. The API server
-// allocates one VF to several claims, and the daemon is killed at any moment. The test checks that a VF never has two owners, and that no
-// pod loses its VF or starts without it. At the end, all VFs must be on the node with their former settings.
+// TestModel runs random operations 1,000 times: claims are prepared and unprepared concurrently, pods start and end, the API server
+// allocates one VF to several claims, and the daemon is killed at any moment. A VF never has two owners, and no pod loses its VF or
+// starts without it. At the end, all VFs are on the node with their former settings.
 func TestModel(t *testing.T) {
 	m := newModel(t)
 	rounds := 1000

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// observedClient is a Kubernetes client that shows the results of lists and watches of slices to the publisher. The library only logs their
-// errors, and does not report when an error has ended. observedClient is also its own interface for resource.k8s.io/v1 and for slices.
+// observedClient is a Kubernetes client that shows the results of lists and watches of slices to the publisher. The library only logs
+// errors and does not report their end. It is also its own interface for resource.k8s.io/v1 and for slices.
 type observedClient struct {
 	kubernetes.Interface
 	resourcev1.ResourceV1Interface
@@ -52,8 +52,8 @@ func (o observedClient) Watch(ctx context.Context, options metav1.ListOptions) (
 	return w, err
 }
 
-// Create creates a ResourceSlice that is owned by the current Node object. If the owner had the UID of a deleted Node, the garbage
-// collector would delete the slice at once. The library reads the UID only once.
+// Create creates a ResourceSlice owned by the current Node. The library reads the Node's UID only once, and the garbage collector
+// deletes slices of a deleted Node at once.
 func (o observedClient) Create(ctx context.Context, slice *resourceapi.ResourceSlice, options metav1.CreateOptions) (
 	*resourceapi.ResourceSlice, error) {
 	uid, err := o.p.nodeUID(ctx)
@@ -64,7 +64,6 @@ func (o observedClient) Create(ctx context.Context, slice *resourceapi.ResourceS
 	return o.ResourceSliceInterface.Create(ctx, slice, options)
 }
 
-// nodeUID returns the UID of the Node object of this node.
 func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -76,8 +75,8 @@ func (p *publisher) nodeUID(ctx context.Context) (types.UID, error) {
 	return node.UID, nil
 }
 
-// poolQueue is the library's queue of pools that must be compared. The queue tells the publisher when a comparison starts and when it
-// succeeds. After a failed comparison, it retries within a minute; by default, the pause of the library grows up to 1,000 s.
+// poolQueue is the library's queue of pools to compare. It tells the publisher when a comparison starts and succeeds, and retries a
+// failed one within a minute, while the library's pause grows up to 1,000 s.
 type poolQueue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	p *publisher

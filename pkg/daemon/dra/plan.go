@@ -29,7 +29,6 @@ type claimPlan struct {
 	lost    bool            // the claim was prepared earlier and its record is lost
 }
 
-// plannedDevice is a device in a plan.
 type plannedDevice struct {
 	pool.Device
 	poddevices.Claim
@@ -43,8 +42,8 @@ type plannedDevice struct {
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
-// planClaim makes a plan from the allocation of a claim. planClaim returns an error if the claim cannot be prepared. planClaim changes
-// nothing. The argument "before" is the existing record of the claim, or nil.
+// planClaim plans a claim's allocation without changing anything, or fails if the claim cannot be prepared. before is its existing
+// record, or nil.
 func (d *Driver) planClaim(c *resourceapi.ResourceClaim, before *claim.Record) (p claimPlan, err error) {
 	if c.Status.Allocation == nil {
 		return claimPlan{}, errors.New("the claim is not allocated")
@@ -123,8 +122,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, entries [
 	}
 	device, in, err := i.findDevice(r.Device)
 	if was, ok := recordedDevice(before, r.Device, r.Request); err != nil && ok {
-		// findDevice fails if an admin has removed "api": "dra" from the configuration of the resource. The claim nevertheless keeps the device
-		// that it got from the resource.
+		// findDevice fails if an admin has removed "api": "dra" from the resource. The claim keeps the device that it got from it.
 		p.resource, p.config = was.Resource, was.Config
 		p.Address, err = pci.ParseAddress(was.ID)
 		return p, err
@@ -181,8 +179,8 @@ func (i Inventory) findDevice(name string) (pool.Device, pool.Pool, error) {
 	return pool.Device{}, pool.Pool{}, fmt.Errorf(`device %s does not exist, or no resource with "api": "dra" has it`, name)
 }
 
-// lockedAddresses returns the PCI addresses of the devices whose locks a claim needs. These are the devices that the claim of the plan will
-// own. If one of the devices is a PF that is offered as a whole, the list also contains its VFs.
+// lockedAddresses returns the devices that the claim of the plan will own, whose locks it needs, with the VFs of a PF that is offered
+// as a whole.
 func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	for _, dev := range p.devices {
 		if !dev.Admin {
@@ -192,8 +190,7 @@ func (p claimPlan) lockedAddresses() (list []pci.Address) {
 	return list
 }
 
-// answerFor returns the devices of a plan in the format that the kubelet expects. If a request has several devices, answerFor attaches the
-// CDI device of the request only to the first of them.
+// answerFor returns the devices of a plan for the kubelet. Only the first device of a request has the request's CDI device.
 func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
 	answered := map[string]bool{}
 	for _, dev := range p.devices {

@@ -28,8 +28,7 @@ const callTimeout = 40 * time.Second
 // callHandler handles the calls of the kubelet. The Kubernetes library receives the calls and passes them to callHandler.
 type callHandler struct{ *Driver }
 
-// PrepareResourceClaims prepares several claims at the same time. Therefore, if binding a driver is slow for one claim, the other claims do
-// not have to wait.
+// PrepareResourceClaims prepares several claims at the same time, so that none waits for a slow driver of another.
 func (h callHandler) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	uid := func(c *resourceapi.ResourceClaim) types.UID { return c.UID }
@@ -60,8 +59,7 @@ func atOnce[C, R any](claims []C, uid func(C) types.UID, f func(C) R) map[types.
 	return byUID
 }
 
-// prepareWithin calls prepare(), but returns after callTimeout at the latest. After a timeout, prepare() continues in the background and
-// keeps the locks of the claim.
+// prepareWithin calls prepare but returns after callTimeout. prepare then continues in the background with the locks of the claim.
 func (d *Driver) prepareWithin(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	var devices []kubeletplugin.Device // not read after a timeout
 	err := d.callBounded(ctx, func(ctx context.Context) (err error) {
@@ -95,9 +93,9 @@ func (d *Driver) callBounded(ctx context.Context, f func(context.Context) error)
 	}
 }
 
-// prepare() makes the devices of a claim ready for its pods. prepare() is idempotent and safe against crashes: the next call continues
-// after the last completed step. prepare() has four steps: reserve the devices in a record, bind the drivers, write the CDI specification,
-// and mark the record as prepared. The argument "lost" is true if the claim was prepared earlier but its record was lost.
+// prepare makes the devices of a claim ready for its pods in four steps: reserve them in a record, bind the drivers, write the CDI
+// specification, and mark the record as prepared. It is idempotent and continues after the last completed step, also after a crash.
+// lost is true if the claim was prepared earlier but its record was lost.
 func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, lost bool) ([]kubeletplugin.Device, error) {
 	l, err := d.lockClaim(string(c.UID))
 	if err != nil {
@@ -145,7 +143,7 @@ func (d *Driver) recordOf(uid string) (*claim.Record, error) {
 	return &r, err
 }
 
-// reserve() reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
+// reserve reserves the devices of a plan for the claim and binds their drivers. The caller holds the locks of the claim and the VFs.
 func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record) error {
 	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
 		return err
@@ -172,8 +170,8 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	return d.options.Change(addressTexts(p.lockedAddresses()), check, change)
 }
 
-// prepareToReserve reads a device from sysfs. If an earlier claim has ended without restoring the device, prepareToReserve restores the
-// device. The argument "first" is true if no record has the device, and "attached" is true if a pod of the claim has it.
+// prepareToReserve reads a device from sysfs, and restores it if an earlier claim has ended without doing so. first is true if no
+// record has the device, attached if a pod of the claim has it.
 func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first, attached bool) error {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return err
@@ -220,9 +218,9 @@ func addressTexts(list []pci.Address) (out []string) {
 	return out
 }
 
-// checkFree returns an error if another claim has a device of the plan, or if a pod has, through the device plugin API, a device that is
-// new for the claim. A VF also conflicts with a claim of its whole PF, and a whole PF with a pod that has one of its VFs. Normally, the
-// counters of the PF prevent both conflicts. They can occur after a pod was deleted by force.
+// checkFree returns an error if another claim has a device of the plan, or if a pod has one that is new for the claim through the
+// device plugin API. A VF also conflicts with a claim of its whole PF, and a whole PF with a pod that has one of its VFs. The PF's
+// counters normally prevent both, but not after a pod was deleted by force.
 func (d *Driver) checkFree(p claimPlan) error {
 	records, err := d.checkOtherClaims(p)
 	if err != nil {
@@ -246,8 +244,7 @@ func (d *Driver) checkFree(p claimPlan) error {
 	return nil
 }
 
-// checkOtherClaims returns an error if another claim has a device of the plan. If no other claim has one, checkOtherClaims returns the
-// records of all claims.
+// checkOtherClaims returns the records of all claims, or an error if another claim has a device of the plan.
 func (d *Driver) checkOtherClaims(p claimPlan) ([]claim.Record, error) {
 	records, unreadable := d.records.List()
 	if unreadable != nil {
@@ -297,7 +294,6 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 	return nil
 }
 
-// rereadDevice reads a device from sysfs again.
 func (d *Driver) rereadDevice(dev *plannedDevice) error {
 	now, err := pci.Inspect(d.options.Sysfs, dev.Address)
 	if err != nil {
@@ -307,7 +303,6 @@ func (d *Driver) rereadDevice(dev *plannedDevice) error {
 	return nil
 }
 
-// bindDriver binds a device to the driver that the plan requires.
 func (d *Driver) bindDriver(ctx context.Context, dev *plannedDevice) error {
 	had := dev.Driver
 	err := pci.Bind(ctx, d.options.Sysfs, dev.Address, dev.driver)

@@ -24,9 +24,9 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPrepare prepares and unprepares a claim with two requests, with both versions of the kubelet's API. The first device of a request has
-// the CDI device of the request. Both requests have the same resource, so the environment variables of each CDI device contain the devices
-// of both requests. A second Prepare restores a missing CDI specification and changes nothing else.
+// TestPrepare prepares and unprepares a claim with both versions of the kubelet's API. Its two requests have the same resource, so the
+// variables of each CDI device, which the request's first device has, contain the devices of both. A second Prepare only restores a
+// missing CDI specification.
 func TestPrepare(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)
@@ -122,8 +122,8 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// TestForceDeleted (DRA-F11): the API server has already allocated a VF to a new claim. Prepare refuses the VF until the old claim is
-// unprepared. The error contains the name of the old claim.
+// TestForceDeleted: if the API server has allocated a VF to a new claim, Prepare refuses it, with the name of the old claim, until that
+// is unprepared.
 func TestForceDeleted(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -145,8 +145,8 @@ func TestForceDeleted(t *testing.T) {
 	}
 }
 
-// TestDamagedRecord: a claim has an unreadable record. The claim keeps its devices, which the driver reads from the kubelet's file. Other
-// claims can be prepared. If the kubelet's file is unreadable too, no claim can be prepared.
+// TestDamagedRecord: a claim with an unreadable record keeps its devices, which are in the kubelet's file, and others can be prepared.
+// If that file is unreadable too, none can.
 func TestDamagedRecord(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -177,8 +177,8 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestAdminAccess (DRA-18): a claim with administrative access gets a device that already belongs to another claim. The claim with
-// administrative access gets no device files. The driver of the device does not change, and the device keeps its owner.
+// TestAdminAccess: a claim with administrative access gets a device of another claim, but no device files. The device keeps its driver
+// and its owner.
 func TestAdminAccess(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
@@ -207,9 +207,9 @@ func TestAdminAccess(t *testing.T) {
 	}
 }
 
-// TestDriverBack: Prepare binds the driver of a claim, and the CDI specification contains the device files. When the claim ends, the former
-// driver of the VF is bound again. The former driver is also bound again if the daemon is killed during Prepare or Unprepare. A new
-// instance of the daemon may find that the driver of the claim is already bound. The former driver must then be bound again as well.
+// TestDriverBack: Prepare binds the claim's driver, and the CDI specification has the device files. When the claim ends, the former
+// driver is bound again, also if the daemon was killed during Prepare or Unprepare, or if a new instance finds the claim's driver
+// already bound.
 func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{}.Start(t, l.sysfs)
@@ -235,14 +235,13 @@ func TestDriverBack(t *testing.T) {
 	}
 }
 
-// planFor returns the plan of a claim with one device.
 func (l *draLab) planFor(t testing.TB, uid, address string) claimPlan {
 	p, err := l.planClaim(newClaim(uid, uid, deviceResult("a", address)), nil)
 	must(t, err)
 	return p
 }
 
-// TestVanishedVF (DRA-F18): a claim can be unprepared even if its VF no longer exists.
+// TestVanishedVF: a claim can be unprepared even if its VF no longer exists.
 func TestVanishedVF(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -260,8 +259,7 @@ func TestVanishedVF(t *testing.T) {
 	}
 }
 
-// TestNoWait: if binding a driver is slow for one claim, the other claims do not have to wait. A second Prepare for the slow claim does not
-// bind the driver again.
+// TestNoWait: a slow bind for one claim does not delay others, and a second Prepare for it does not bind again.
 func TestNoWait(t *testing.T) {
 	l := newDRALab(t)
 	pcitest.Kernel{Stuck: []string{"iavf"}}.Start(t, l.sysfs)
@@ -285,8 +283,7 @@ func TestNoWait(t *testing.T) {
 	<-done
 }
 
-// TestConfigChanges removes "api": "dra" from the configuration of a resource. The prepared claims of the resource stay prepared, also when
-// the pod gets a new sandbox.
+// TestConfigChanges removes "api": "dra" from a resource. Its prepared claims stay prepared, also for a new sandbox of the pod.
 func TestConfigChanges(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -303,8 +300,8 @@ func TestConfigChanges(t *testing.T) {
 	}
 }
 
-// TestPrepareWholePF (DRA-20): a PF that is allocated as a whole has no VFs. Prepare refuses the PF while a claim has one of its VFs.
-// Prepare refuses the VFs while a claim has the PF. Prepare also refuses a PF whose VFs were created after the last scan.
+// TestPrepareWholePF: Prepare refuses a whole PF while a claim has one of its VFs or if VFs were created after the last scan, and the
+// VFs while a claim has the PF.
 func TestPrepareWholePF(t *testing.T) {
 	const pf = "0000:11:00.0"
 	l := newDRALab(t)
@@ -371,8 +368,7 @@ func BenchmarkPrepare(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 }
 
-// TestBindHangs (DRA-F27): if binding the driver of a VF times out, the VF gets a fault. The driver of this VF is not bound again for five
-// minutes.
+// TestBindHangs: if a bind times out, the VF has a fault and is not bound again for five minutes.
 func TestBindHangs(t *testing.T) {
 	l := newDRALab(t)
 	l.setFault(vf1, "no carrier")

@@ -25,14 +25,13 @@ import (
 )
 
 const (
-	// syncDelay is the time between an event and the next comparison of the slices. When a kubelet starts, it deletes all slices of its node.
-	// Because of the delay, one comparison handles all these events. The library's default is 30 s.
+	// syncDelay is the time from an event to the comparison of the slices, so that one comparison handles the deletion of all slices by
+	// a kubelet that starts. The library's default is 30 s.
 	syncDelay = time.Second
-	// forgetAfter is the maximum time between the creation of a slice and its event in the watch. If the event does not arrive in time, the
-	// library assumes that the slice is missing. Another program may have deleted the slice while the watch was broken. The library's default
-	// is a minute.
+	// forgetAfter is how long the event of a new slice may take before the library assumes that the slice is missing, because another
+	// program may have deleted it during a broken watch. The library's default is a minute.
 	forgetAfter = 2 * time.Second
-	// featureRetry is the pause after the API server has dropped a field. After this pause, the publisher sends the field again.
+	// featureRetry is how long after the API server has dropped a field the publisher sends it again.
 	featureRetry = time.Hour
 
 	requestTimeout = 30 * time.Second
@@ -40,9 +39,8 @@ const (
 	lastRetry      = time.Minute
 )
 
-// The type publisher keeps the slices of the node up to date. The controller of the Kubernetes library compares the slices with the desired
-// slices and writes the differences. The publisher computes the desired slices. The publisher also logs failed requests and counts them in
-// metrics.
+// publisher keeps the slices of the node up to date. It computes the desired ones, which the library's controller compares and writes,
+// and logs and counts failed requests.
 type publisher struct {
 	*Driver
 
@@ -67,8 +65,8 @@ func newPublisher(d *Driver) *publisher {
 	return p
 }
 
-// publish() keeps the slices of the node up to date until ctx is done. After publish() returns, the slices stay in the API server.
-// publish() may be called more than once.
+// publish keeps the node's slices up to date until ctx is done, after which they stay in the API server. It may be called more than
+// once.
 func (p *publisher) publish(ctx context.Context) {
 	ctx = klog.NewContext(ctx, logr.Discard()) // the publisher logs what the library would log
 	for backoff := (wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.3, Steps: 10, Cap: lastRetry}); ctx.Err() == nil; {
@@ -80,8 +78,8 @@ func (p *publisher) publish(ctx context.Context) {
 	}
 }
 
-// run() publishes the slices until ctx is done. run() returns an error if the API server is unreachable, lacks the API, or does not allow
-// access to the Node object or the slices.
+// run publishes the slices until ctx is done. It fails if the API server is unreachable, lacks the API, or denies access to the Node or
+// the slices.
 func (p *publisher) run(ctx context.Context) error {
 	uid, err := p.nodeUID(ctx)
 	if err != nil {
@@ -120,8 +118,7 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 }
 
-// storedSlices returns the current slices of the node from the API server. The library also reads the slices, but does not report why a
-// read fails.
+// storedSlices returns the node's slices from the API server. The library reads them too, but does not report why a read fails.
 func (p *publisher) storedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -146,10 +143,9 @@ func (p *publisher) computeDesired(i Inventory) *resourceslice.DriverResources {
 	return r
 }
 
-// update() passes the desired slices to the controller if they have changed. If the API server has refused these slices, update() passes
-// the last accepted slices, so that the pool stays complete. update() holds the lock until p.submitted has changed. Get waits for the lock,
-// so the comparison that Update causes counts for the new slices. A comparison that already runs may read the new slices, but counts for
-// the former ones; the next comparison corrects that.
+// update passes changed slices to the controller, or the last accepted ones if the API server has refused these, so that the pool stays
+// complete. Get waits for the lock until p.submitted has changed, so the comparison that Update causes counts for the new slices. One
+// that already runs may read them but counts for the former ones, which the next comparison corrects.
 func (p *publisher) update(c *resourceslice.Controller, want *resourceslice.DriverResources) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -166,8 +162,7 @@ func (p *publisher) update(c *resourceslice.Controller, want *resourceslice.Driv
 
 func equal(a, b *resourceslice.DriverResources) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// reset() deletes the state that an earlier call of run() has stored in the publisher. After reset(), the publisher knows only the slices
-// that are stored in the API server.
+// reset deletes what an earlier run has stored in the publisher, except the slices that are in the API server.
 func (p *publisher) reset(stored []resourceapi.ResourceSlice) {
 	var out []resourceslice.Slice
 	for _, s := range stored {

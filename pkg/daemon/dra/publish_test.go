@@ -21,8 +21,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 )
 
-// maxWait is the maximum time that a test waits for a condition. On an idle machine, each condition should hold within 3 seconds. If a
-// condition does not hold within maxWait, the test fails. maxWait is long enough even for a loaded machine.
+// maxWait limits the wait for a condition. It is enough for a loaded machine; an idle one needs at most 3 seconds.
 const maxWait = 20 * time.Second
 
 // syncedBuffer is a log that a test can read while the publisher writes to it.
@@ -54,8 +53,7 @@ type publisherLab struct {
 	stop     func()
 }
 
-// newBench starts a publisher for the devices of a machine. The function prepare() changes the behaviour of the API server before the
-// devices are published.
+// newBench starts a publisher for the devices of a machine, after prepare has changed the behaviour of the API server.
 func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publisherLab {
 	t.Helper()
 	b := &publisherLab{TB: t, fakeAPI: newFakeAPI(t), log: &syncedBuffer{}}
@@ -67,7 +65,7 @@ func newBench(t testing.TB, m pcitest.Machine, prepare func(*fakeAPI)) *publishe
 	return b
 }
 
-// start() runs a new publisher until stop() is called or the test ends.
+// start runs a new publisher until stop() is called or the test ends.
 func (b *publisherLab) start() {
 	b.registry = prometheus.NewRegistry()
 	claims := b.TempDir()
@@ -141,7 +139,6 @@ func (b *publisherLab) metricValue(name string) float64 {
 	return gatheredValue(b, b.registry, "podlace_sriov_dra_"+name)
 }
 
-// gatheredValue returns the sum of a metric over all labels.
 func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum float64) {
 	t.Helper()
 	families, err := from.Gather()
@@ -159,8 +156,8 @@ func gatheredValue(t testing.TB, from prometheus.Gatherer, name string) (sum flo
 // countLogged returns the number of times that a text is in the log.
 func (b *publisherLab) countLogged(text string) int { return strings.Count(b.log.String(), text) }
 
-// TestPublished: the publisher creates the slices with the Node object as their owner. The publisher writes the slices again only after a
-// change. After a restart, the publisher writes nothing if nothing has changed. The publisher deletes no slices when it ends.
+// TestPublished: the publisher creates slices that the Node owns, and writes them again only after a change, also across a restart. It
+// deletes none when it ends.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 2, VFs: 3}, nil)
@@ -198,8 +195,8 @@ func TestEmpty(t *testing.T) {
 	b.await("the log of the slice", func() bool { return b.countLogged("slices=1 devices=0") == 1 })
 }
 
-// TestOneWrite checks that the publisher sends one write when the link of a PF fails, and one write when the link recovers. A restart does
-// not change the TimeAdded of a taint.
+// TestOneWrite checks that the failure of a PF's link is one write and its recovery another, and that a restart keeps the TimeAdded of
+// a taint.
 func TestOneWrite(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 64}, nil)
@@ -238,8 +235,7 @@ func taintsOf(all []resourceapi.ResourceSlice) map[string][]resourceapi.DeviceTa
 	return out
 }
 
-// TestSliceDeleted and TestSliceEdited: a kubelet or a user deletes or edits slices. The publisher restores the slices, even after a broken
-// watch.
+// TestSliceDeleted and TestSliceEdited: the publisher restores slices that a kubelet or a user changes, even after a broken watch.
 func TestSliceDeleted(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -314,7 +310,6 @@ func TestSliceEdited(t *testing.T) {
 	}
 }
 
-// deviceSpecs returns the devices of slices.
 func deviceSpecs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	for _, s := range all {
 		out = append(out, s.Spec.Devices)
@@ -322,8 +317,7 @@ func deviceSpecs(all []resourceapi.ResourceSlice) (out [][]resourceapi.Device) {
 	return out
 }
 
-// TestWatchEnds checks that the publisher restarts a watch that ended with status 410 or for another reason. The restart of the watch
-// causes no write and no log line.
+// TestWatchEnds checks that a watch that ended with status 410 or otherwise is restarted without a write or log line.
 func TestWatchEnds(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2}, nil)

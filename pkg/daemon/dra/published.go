@@ -18,16 +18,14 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Resources returns the slices that a node publishes to an API server with all features. The argument "records" contains the claim records
-// of the node. Resources does no I/O.
+// Resources returns the slices that a node with these claim records publishes to an API server with all features. It does no I/O.
 func Resources(i Inventory, node string, records []claim.Record, now time.Time) *resourceslice.DriverResources {
 	return desiredState{Inventory: i, node: node, records: records, now: now, sliceFeatures: sliceFeatures{taints: true,
 		counters: true}}.driverResources()
 }
 
-// Settings returns the VF settings for each allocation result of a claim. The settings of the claim override the settings of the class. A
-// nil entry means that the allocation result has no settings. Settings returns an error if Prepare would refuse the claim. Each device of
-// the claim must belong to a resource of this driver. Settings does no I/O.
+// Settings returns the VF settings for each allocation result of a claim, or nil for none; the claim overrides the class. It fails if
+// Prepare would refuse the claim. Each device must belong to a resource of this driver. Settings does no I/O.
 func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
 	entries, err := readEntries(c)
 	if err != nil {
@@ -47,8 +45,8 @@ func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool
 	return out, err
 }
 
-// Published returns the desired content of the ResourceSlices for each device. The key of the map is the PCI address of the device. An API
-// server without some features stores only a part of this content.
+// Published returns the desired content of the ResourceSlices by the PCI address of the device. An API server without some features
+// stores only a part.
 func (d *Driver) Published() map[string]poddevices.Published {
 	i := d.latestInventory()
 	records, err := d.records.List()
@@ -86,7 +84,7 @@ func publishedText(device resourceapi.Device) poddevices.Published {
 	return p
 }
 
-// attributeText returns the value of an attribute as text. attributeText supports only the types of attributes that this driver publishes.
+// attributeText returns the value of an attribute as text. It supports only the types of attributes that this driver publishes.
 func attributeText(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:

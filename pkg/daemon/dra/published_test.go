@@ -15,8 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestPublishedText checks the text of attributes and taints. The text of an attribute must contain its domain, and the text of a taint
-// must have the format that kubectl shows.
+// TestPublishedText checks that an attribute's text has its domain, and that a taint's is as kubectl shows it.
 func TestPublishedText(t *testing.T) {
 	got := publishedText(resourceapi.Device{Name: "0000-11-02-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"pf": text("ens0f0"), "resource.kubernetes.io/numaNode": number(1), "rdma": {BoolValue: new(false)}},

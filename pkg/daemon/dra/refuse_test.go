@@ -14,8 +14,8 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
-// TestForbidden and TestAbsent run the publisher while something is missing: a permission, the API, the Node object or the API server. The
-// publisher must log once what is missing. When nothing is missing any more, the publisher publishes the slices.
+// TestForbidden and TestAbsent lack a permission, the API, the Node or the API server. The publisher logs this once, and publishes when
+// nothing is missing any more.
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	for verb, says := range map[string]string{"node": "get node", "list": "list resourceslices.resource.k8s.io",
@@ -65,8 +65,8 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestRefused: the API server refuses slices. The log contains one line about the refusal. The log line about the refusal contains the name
-// of the invalid field. The former slices stay in the API server until the devices change.
+// TestRefused: if the API server refuses slices, one log line names the invalid field, and the former slices stay until the devices
+// change.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -98,8 +98,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestRefusedAmongOthers: several slices change, and the API server refuses one of them. The former slices stay, and the pool stays
-// complete.
+// TestRefusedAmongOthers: if one of several changed slices is refused, the former ones stay and the pool stays complete.
 func TestRefusedAmongOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, nil)
@@ -122,8 +121,8 @@ func TestRefusedAmongOthers(t *testing.T) {
 	}
 }
 
-// TestTaintsDropped: the API server drops taints. The publisher removes free VFs with faults from the slice, and adds them again when the
-// link is up. Claimed VFs stay in the slice. The driver logs once that the API server lacks the feature.
+// TestTaintsDropped: if the API server drops taints, which is logged once, free VFs with faults leave the slice until the link is up.
+// Claimed VFs stay.
 func TestTaintsDropped(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, pcitest.Machine{Nodes: 1, PFs: 2, VFs: 2}, func(f *fakeAPI) { f.noTaints = true })
@@ -148,8 +147,7 @@ func TestTaintsDropped(t *testing.T) {
 	}
 }
 
-// TestWholePF: the API server drops counters, or refuses counters in separate slices. The publisher then does not publish PFs that are
-// offered as a whole.
+// TestWholePF: if the API server drops counters, or refuses them in separate slices, PFs that are offered as a whole are not published.
 func TestWholePF(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*fakeAPI){"stored": func(*fakeAPI) {}, "dropped": func(f *fakeAPI) { f.noCounters = true },

@@ -25,8 +25,8 @@ type repeat struct {
 	pause time.Duration
 }
 
-// isDue reports whether the error of an operation must be logged now. The key identifies the operation. An error must be logged if it is
-// new, if its text has changed, or if the pause since the last log line is over. A nil error means that the operation has succeeded.
+// isDue reports whether the error of the operation `key` must be logged: it is new, has another text, or the pause since the last log
+// line is over. A nil error means success.
 func (r *repeatLimit) isDue(key string, err error, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/pool"
 )
 
-// TestRepeats: a failure is logged at once and then after growing pauses of at most an hour. A failure is also logged when its text
-// changes, and when it occurs again after a success.
+// TestRepeats: a failure is logged at once, then after growing pauses of at most an hour, and again with another text or after a
+// success.
 func TestRepeats(t *testing.T) {
 	var r repeatLimit
 	began := time.Now()
@@ -45,8 +45,8 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// TestFailureUnprepareHangs: if the unbind of a claim's driver hangs, the collector of ended claims stops waiting after the timeout of one
-// call. The claim keeps its record.
+// TestFailureUnprepareHangs: if the unbind of a claim's driver hangs, the collector stops waiting after callTimeout, and the claim
+// keeps its record.
 func TestFailureUnprepareHangs(t *testing.T) {
 	l := newDRALab(t)
 	kernel := pcitest.Kernel{Stuck: []string{"vfio-pci"}}
@@ -69,8 +69,7 @@ func TestFailureUnprepareHangs(t *testing.T) {
 	}
 }
 
-// TestUnprepareLog: a claim cannot be unprepared, and the kubelet repeats the call many times. The log contains only one line about the
-// failed claim.
+// TestUnprepareLog: the kubelet repeats a failing unprepare many times, which is logged once.
 func TestUnprepareLog(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -86,8 +85,8 @@ func TestUnprepareLog(t *testing.T) {
 	}
 }
 
-// TestUnattached: no pod attaches the device of a claim. The driver logs once that the device is unattached, two minutes to two and a half
-// minutes after Prepare. The metric of unattached claims counts the claim until a pod attaches the device.
+// TestUnattached: if no pod attaches a claim's device, this is logged once, 2 to 2.5 minutes after Prepare, and counted in a metric
+// until a pod does.
 func TestUnattached(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	l := newDRALab(t, func(o *Options) { o.Metrics = registry })
@@ -120,8 +119,7 @@ func TestUnattached(t *testing.T) {
 	})
 }
 
-// TestUnattachedVFIO checks that a claim counts as attached if its device has a user space driver, because a pod uses such a device without
-// an interface.
+// TestUnattachedVFIO checks that a device with a user space driver counts as attached, because a pod uses it without an interface.
 func TestUnattachedVFIO(t *testing.T) {
 	l := newDRALab(t, func(o *Options) { o.CDI = t.TempDir() })
 	pcitest.Kernel{}.Start(t, l.sysfs)

@@ -59,8 +59,7 @@ func (m sliceMetrics) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// noteResult handles the result of a request. noteResult logs a failure once. noteResult logs again if the reason of the failure changes,
-// and when a request succeeds after a failure.
+// noteResult logs the failure of a request once, and again if its reason changes. It also logs a success after a failure.
 func (p *publisher) noteResult(request string, err error) {
 	if errors.Is(err, context.Canceled) {
 		return // the daemon is stopping
@@ -101,7 +100,7 @@ func consequence(feature string) string {
 	return "PFs with offerWhole are left out of the slices"
 }
 
-// disable() stops the use of a feature for a while, and logs the reason once.
+// disable stops the use of a feature for a while, and logs the reason once.
 func (p *publisher) disable(feature, why string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,8 +118,8 @@ func (p *publisher) currentFeatures(now time.Time) sliceFeatures {
 	return sliceFeatures{taints: !p.disabled[featureTaints].After(now), counters: !p.disabled[featureCounters].After(now)}
 }
 
-// noteRefusal handles the error that the API server returns for invalid slices. The only known cause is an API server before Kubernetes
-// 1.35, which refuses counters in slices without devices.
+// noteRefusal handles the error for invalid slices. The only known cause is an API server before Kubernetes 1.35, which refuses
+// counters in slices without devices.
 func (p *publisher) noteRefusal(err error) {
 	var refused *resourceslice.DriverResources
 	var known bool // a comparison may follow before the loop in run() has gone back to the accepted slices

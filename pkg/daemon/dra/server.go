@@ -27,7 +27,7 @@ const (
 	checkInterval = time.Second
 )
 
-// serve() answers calls of the kubelet until ctx is done. After a failure, serve() starts the server again.
+// serve answers calls of the kubelet until ctx is done. After a failure, serve starts the server again.
 func (d *Driver) serve(ctx context.Context) {
 	for ctx.Err() == nil {
 		_, news := d.watchInventory()
@@ -46,7 +46,7 @@ func (d *Driver) serve(ctx context.Context) {
 	}
 }
 
-// whyNotServing returns the reason why this instance must not serve the kubelet at the moment, or "".
+// whyNotServing returns why this instance must not serve the kubelet at the moment, or "".
 func (d *Driver) whyNotServing() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -61,7 +61,6 @@ func (d *Driver) setServer(h *kubeletplugin.Helper, err error) {
 	}
 }
 
-// socketFolders returns the folders of the sockets.
 func (o Options) socketFolders() (registry, data string) {
 	return filepath.Join(o.Kubelet, "plugins_registry"), filepath.Join(o.Kubelet, "plugins", claim.Driver)
 }
@@ -96,7 +95,6 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 	return d.awaitFailure(ctx, sockets)
 }
 
-// socketPaths returns the paths of the sockets of this instance.
 func (d *Driver) socketPaths() []string {
 	registry, data := d.options.socketFolders()
 	if uid := d.options.Instance; uid != "" {
@@ -106,8 +104,8 @@ func (d *Driver) socketPaths() []string {
 	return []string{filepath.Join(registry, claim.Driver+"-reg.sock"), filepath.Join(data, "dra.sock")}
 }
 
-// awaitFailure waits until ctx is done, the server has failed, another program has deleted or replaced a socket, or this instance must not
-// serve the kubelet any more.
+// awaitFailure waits until ctx is done, the server fails, a socket is deleted or replaced, or this instance must no longer serve the
+// kubelet.
 func (d *Driver) awaitFailure(ctx context.Context, sockets []string) error {
 	own := map[string]probes.SocketID{}
 	for _, path := range sockets {
@@ -144,7 +142,7 @@ func (h callHandler) HandleError(_ context.Context, err error, msg string) {
 	}
 }
 
-// Ready returns the reason why pods cannot get devices through claims yet. Ready returns "" if pods can get devices through claims.
+// Ready returns why pods cannot get devices through claims yet, or "".
 func (d *Driver) Ready() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

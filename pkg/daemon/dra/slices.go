@@ -20,8 +20,7 @@ import (
 )
 
 const (
-	// maxDevices is the maximum number of devices in a slice with taints or counters. The driver uses this limit for all slices: a slice with
-	// more devices could not get taints later.
+	// maxDevices is the limit for a slice with taints or counters. It applies to all slices, because any may get taints later.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	// maxCounterSets is the maximum number of counter sets in a slice. Each PF that is offered as a whole has one counter set.
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
@@ -44,8 +43,7 @@ type desiredState struct {
 	excluded map[pci.Address]int // number of VFs that each PF offered as a whole excludes
 }
 
-// driverResources returns the slices that the node publishes. The slices form one pool, and no slice contains devices of two PFs.
-// driverResources returns the same slices for each order of the input.
+// driverResources returns the node's slices, the same for each order of the input. They form one pool, and none has devices of two PFs.
 func (d desiredState) driverResources() *resourceslice.DriverResources {
 	d.excluded = d.wholePFs()
 	var out []resourceslice.Slice
@@ -67,8 +65,8 @@ func (d desiredState) driverResources() *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.node: {Slices: out}}}
 }
 
-// compareDevices compares devices by NUMA node (unknown nodes last), then by PF, then by VF index. A PF comes after its VFs. The order of
-// the devices matters because the scheduler takes the first device that fits.
+// compareDevices compares devices by NUMA node (unknown last), then PF, then VF index, with a PF after its VFs. The scheduler takes the
+// first device that fits.
 func compareDevices(a, b resourceapi.Device) int {
 	compare := func(name resourceapi.QualifiedName) int { // -1 becomes the largest number
 		return cmp.Compare(uint64(*a.Attributes[name].IntValue), uint64(*b.Attributes[name].IntValue))
@@ -96,8 +94,8 @@ func (d desiredState) allDevices() (out []resourceapi.Device) {
 		if seen[id] || d.Held[id] != "" {
 			continue
 		}
-		// A claimed device may be missing from the configuration or from the machine. A missing device must stay in the slice: its taint makes
-		// Kubernetes evict the pods that have it.
+		// A claimed device that is missing from the configuration or the machine stays in the slice, where its taint makes Kubernetes
+		// evict the pods that have it.
 		if address, err := pci.ParseAddress(id); err == nil {
 			if dev, ok := d.Snapshot.Device(address); ok {
 				out = d.addDevice(out, prepared[id], pool.Device{Device: dev}, true)
@@ -122,9 +120,9 @@ func (d desiredState) claimedResources() map[string]string {
 	return out
 }
 
-// isOffered reports whether a device of a pool may be published. A device must not be published while a pod has it through the device
-// plugin API. A PF that is offered as a whole is published only if the API server stores counters, or if a claim already has the PF.
-// Without counters, the scheduler could allocate the PF and one of its VFs at the same time.
+// isOffered reports whether a device of a pool may be published: not while a pod has it through the device plugin API. A whole PF needs
+// an API server that stores counters, unless a claim has it already. Without them, the scheduler could allocate the PF and one of its
+// VFs at the same time.
 func (d desiredState) isOffered(id string, dev pool.Device, prepared bool) bool {
 	return d.Held[id] == "" && (dev.Whole == 0 || d.counters || prepared)
 }
@@ -144,8 +142,7 @@ func (d desiredState) addDevice(out []resourceapi.Device, resource string, dev p
 	return append(out, device)
 }
 
-// goneDevice returns the last published entry of a missing device. If the driver knows no published entry, goneDevice derives the
-// attributes from the address of the device.
+// goneDevice returns the last published entry of a missing device, or one with attributes derived from its address.
 func (d desiredState) goneDevice(a pci.Address, resource string) resourceapi.Device {
 	device := resourceapi.Device{Name: DeviceName(a), Attributes: d.former[DeviceName(a)].Attributes}
 	if !isSortable(device) {
@@ -171,8 +168,7 @@ func (d desiredState) setTaints(device *resourceapi.Device, taints []resourceapi
 	device.Taints = taints
 }
 
-// wholePFs returns a map with the PFs that are offered as a whole. The value of each PF is the number of VFs that pods cannot get while a
-// claim has the PF.
+// wholePFs maps each PF that is offered as a whole to the number of VFs that pods cannot get while a claim has it.
 func (i Inventory) wholePFs() map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, p := range i.Pools {
@@ -199,8 +195,7 @@ func count(n int) map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{counterVFs: {Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}}
 }
 
-// counterSlices returns the slices with the counters of PFs that are offered as a whole. In Kubernetes 1.35 and later, counters and devices
-// must be in different slices.
+// counterSlices returns the slices with the counters of whole PFs, which Kubernetes 1.35 and later require to be apart from devices.
 func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	for pfs := range slices.Chunk(slices.SortedFunc(maps.Keys(whole), pci.Address.Compare), maxCounterSets) {
 		var s resourceslice.Slice
@@ -212,7 +207,6 @@ func counterSlices(whole map[pci.Address]int) (out []resourceslice.Slice) {
 	return out
 }
 
-// devicesByName returns the devices of slices by their names.
 func devicesByName(list []resourceslice.Slice) map[string]resourceapi.Device {
 	out := map[string]resourceapi.Device{}
 	for _, s := range list {

@@ -66,7 +66,6 @@ func cardsWith(vfs int) pcitest.Machine {
 	return pcitest.Machine{Nodes: 2, PFs: 8, VFs: vfs / 16}
 }
 
-// publishedSlices returns the slices of an inventory.
 func (d desiredState) publishedSlices() []resourceslice.Slice {
 	return d.driverResources().Pools["node-a"].Slices
 }
@@ -85,7 +84,6 @@ func marshalSlices(t testing.TB, all []resourceslice.Slice) (out []byte) {
 	return out
 }
 
-// findInSlices returns a device with the given name in slices.
 func findInSlices(t testing.TB, all []resourceslice.Slice, name string) (d resourceapi.Device, ok bool) {
 	t.Helper()
 	for _, s := range all {
@@ -98,7 +96,6 @@ func findInSlices(t testing.TB, all []resourceslice.Slice, name string) (d resou
 	return d, false
 }
 
-// preparedRecord returns the record of a claim that has a device.
 func preparedRecord(id string) claim.Record {
 	return claim.Record{State: claim.Prepared, Devices: []poddevices.Device{{Resource: fast, ID: id,
 		Claim: &poddevices.Claim{UID: "c-" + id}}}}
@@ -135,9 +132,8 @@ func checkSlices(t testing.TB, all []resourceslice.Slice) {
 	}
 }
 
-// TestSlices checks that all slices belong to one pool. Each slice has at most 64 devices, and all devices of a slice belong to one PF. The
-// devices are sorted by NUMA node, then by PF, then by VF. The order of the input does not change the slices. Each VF needs at most 500
-// bytes in a slice.
+// TestSlices checks that all slices form one pool, each with at most 64 devices of one PF, sorted by NUMA node, PF and VF whatever the
+// order of the input. A VF needs at most 500 bytes.
 func TestSlices(t *testing.T) {
 	for vfs, want := range map[int][]int{0: {0}, 1: {1}, 64: {64}, 65: {64, 1}, 127: {64, 63}, 1024: slices.Repeat([]int{64}, 16)} {
 		t.Run(fmt.Sprint(vfs), func(t *testing.T) {
@@ -199,8 +195,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestAttributes: each device has all attributes. The standard attributes have the values that the Kubernetes library reads from sysfs. If
-// the NUMA node of a device is unknown, the device has the attribute numa, but not the attribute numaNode.
+// TestAttributes: each device has all attributes, the standard ones with the values that the Kubernetes library reads from sysfs. If
+// the NUMA node is unknown, it has numa but not numaNode.
 func TestAttributes(t *testing.T) {
 	for _, nodes := range []int{0, 2} {
 		d, sysfs := inventoryOf(t, pcitest.Machine{Nodes: nodes, PFs: 2, VFs: 2})
@@ -278,8 +274,8 @@ func TestStable(t *testing.T) {
 	}
 }
 
-// TestPublishedDevices: the driver does not publish devices that pods have through the device plugin API. The driver publishes claimed
-// devices even if they are missing from the configuration or from the machine.
+// TestPublishedDevices: devices that pods have through the device plugin API are not published. Claimed ones are, even if missing from
+// the configuration or the machine.
 func TestPublishedDevices(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 6})
 	devices := d.Pools[0].Devices
@@ -323,8 +319,8 @@ func TestPublishedDevices(t *testing.T) {
 	}
 }
 
-// TestWhole checks that counters prevent the allocation of a VF while its PF is allocated as a whole. Each slice has at most 8 counter
-// sets. If the API server does not support counters, the driver does not publish PFs as a whole.
+// TestWhole checks that counters, at most 8 sets for each slice, prevent the allocation of a VF while its PF is allocated as a whole.
+// Without them, whole PFs are not published.
 func TestWhole(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 9, VFs: 3})
 	plain := marshalSlices(t, d.publishedSlices())

@@ -25,8 +25,7 @@ import (
 )
 
 const (
-	// joinStatus is the time for which the driver collects changes before it writes the status of claims. One ADD writes several files, so the
-	// delay avoids several writes of the same status.
+	// joinStatus is how long changes are collected before the status of claims is written, because one ADD writes several files.
 	joinStatus = 200 * time.Millisecond
 	// statusPace is the pause after a write of claim status. The driver therefore writes the status of claims at most five times per second.
 	statusPace = 200 * time.Millisecond
@@ -55,8 +54,7 @@ func newStatusWriter(d *Driver) *statusWriter {
 		pauses: workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)}
 }
 
-// statusLoop writes the status of claims after ADD or DEL has changed a journal. statusLoop runs until ctx is done. ADD does not wait until
-// the status is written.
+// statusLoop writes the status of claims after ADD or DEL has changed a journal, until ctx is done. ADD does not wait for it.
 func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
 	journals := make(chan struct{}, 1)
@@ -81,8 +79,7 @@ func (d *Driver) statusLoop(ctx context.Context) {
 	}
 }
 
-// writeAll writes the status of each claim whose status has changed, and returns the time until the next write that must be repeated. A
-// failure delays only the status of its own claim.
+// writeAll writes each changed status, and returns the time until the next repeated write. A failure delays only its own claim.
 func (w *statusWriter) writeAll(ctx context.Context) (wait time.Duration) {
 	records, _ := w.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
@@ -110,8 +107,8 @@ func (w *statusWriter) writeAll(ctx context.Context) (wait time.Duration) {
 	return wait
 }
 
-// noteWrite logs a failed write of a claim's status and determines when it is repeated. A missing permission usually concerns all claims,
-// so it is logged once for all.
+// noteWrite logs a failed write and determines when it is repeated. A missing permission is logged once for all claims, which it
+// usually concerns.
 func (w *statusWriter) noteWrite(r claim.Record, err error) {
 	uid, key, hint := r.Claim().UID, "status "+r.Claim().UID, "the write is repeated"
 	logged := err
@@ -213,8 +210,8 @@ func comparedText(status []resourceapi.AllocatedDeviceStatus) (text string) {
 	return text
 }
 
-// wantedStatus returns the desired status of a claim. A device gets an entry only after a pod has attached the device. The argument "had"
-// is true if the API server already has entries of this claim.
+// wantedStatus returns the desired status of a claim, with entries for devices that a pod has attached. had is true if the API server
+// already has entries of this claim.
 func (w *statusWriter) wantedStatus(r claim.Record, held []sriov.Holding, had bool) (list []resourceapi.AllocatedDeviceStatus) {
 	i := w.latestInventory()
 	for _, d := range r.Devices {
@@ -232,7 +229,7 @@ func (w *statusWriter) wantedStatus(r claim.Record, held []sriov.Holding, had bo
 	return list
 }
 
-// deviceStatus returns the status of a device. The argument `h` is the attachment of the device, or nil if no pod has the device.
+// deviceStatus returns the status of a device. h is its attachment, or nil if no pod has the device.
 func (i Inventory) deviceStatus(d poddevices.Device, h *sriov.Holding) resourceapi.AllocatedDeviceStatus {
 	ready := metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Detached", Message: "no pod has the device",
 		LastTransitionTime: metav1.Now()}

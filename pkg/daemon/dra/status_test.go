@@ -86,8 +86,8 @@ func (l *draLab) writes() (n int) {
 	return n
 }
 
-// TestStatus (DRA-16): the status of a claim contains the VFs that pods have, with interface and addresses. After DEL, the status says that
-// no pod has the VFs. Status entries of other drivers stay unchanged. A restarted daemon does not write the same status again.
+// TestStatus: a claim's status has the VFs that pods have, with interface and addresses, and after DEL that no pod has them. Entries of
+// other drivers stay, and a restarted daemon does not write the same again.
 func TestStatus(t *testing.T) {
 	l := newDRALab(t)
 	stop := l.runDriver()
@@ -132,9 +132,8 @@ func TestStatus(t *testing.T) {
 	stop()
 }
 
-// TestStatusForbidden (DRA-F28): the daemon lacks the permission to write the status of a claim. Pods must start even without the
-// permission. The daemon logs the missing permission once and does not repeat the request for a while. After any other error, the daemon
-// retries the write, unless the claim was deleted. A failure does not delay the status of other claims.
+// TestStatusForbidden: without permission to write the status, pods start, and the daemon logs it once and pauses. After any other
+// error it retries, unless the claim was deleted. A failure does not delay other claims.
 func TestStatusForbidden(t *testing.T) {
 	l := newDRALab(t)
 	answers, tries := map[string]error{}, map[string]int{}
@@ -184,8 +183,8 @@ func TestStatusForbidden(t *testing.T) {
 	}
 }
 
-// TestHealth (DRA-28): the kubelet gets health reports about prepared devices only. In both versions of the API, the kubelet gets a health
-// report at once after a change and after Prepare.
+// TestHealth: in both versions of the API, the kubelet gets reports about prepared devices only, at once after a change and after
+// Prepare.
 func TestHealth(t *testing.T) {
 	for _, v1beta1 := range []bool{false, true} {
 		l := newDRALab(t)

@@ -25,8 +25,8 @@ const (
 // maxLabel is the maximum length of a label value in characters. The same limit applies to the value of a taint.
 const maxLabel = 63
 
-// taintsOf returns the taints of an existing device. A claimed device never gets the taint "held", which means that the interface is still
-// in the namespace of an ended pod.
+// taintsOf returns the taints of an existing device. "held", an interface still in the namespace of an ended pod, is never among those
+// of a claimed one.
 func (i Inventory) taintsOf(id, pf string, prepared bool) []resourceapi.DeviceTaint {
 	fault, faulty := i.Faults[id]
 	switch {
@@ -48,12 +48,11 @@ func taint(key, value, effect string) []resourceapi.DeviceTaint {
 	return []resourceapi.DeviceTaint{{Key: key, Value: labelValue(value), Effect: resourceapi.DeviceTaintEffect(effect)}}
 }
 
-// repels() reports whether the taints keep new pods away from the device.
+// repels reports whether the taints keep new pods away from the device.
 func repels(taints []resourceapi.DeviceTaint) bool {
 	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
 }
 
-// labelValue converts a text to a valid label value.
 func labelValue(s string) string {
 	alphanumeric := func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
 	s = strings.Map(func(c rune) rune {
@@ -65,8 +64,8 @@ func labelValue(s string) string {
 	return strings.TrimFunc(s[:min(len(s), maxLabel)], func(c rune) bool { return !alphanumeric(c) })
 }
 
-// keepTimes sets the time of each taint. If an equal taint existed before, keepTimes copies its time. Otherwise, keepTimes sets the current
-// time. The driver must set the times itself: the API server does not keep them when the device moves to another slice.
+// keepTimes sets the time of each taint: that of an equal former one, or else the current time. The API server does not keep it when
+// the device moves to another slice.
 func keepTimes(taints, former []resourceapi.DeviceTaint, now metav1.Time) {
 	for i := range taints {
 		t := &taints[i]

@@ -19,8 +19,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestTaints: each kind of fault has its own taint key, value and configured effect. If the API server drops taints, the driver does not
-// publish free devices with faults.
+// TestTaints: each kind of fault has its taint key, value and configured effect. If the API server drops taints, free devices with
+// faults are not published.
 func TestTaints(t *testing.T) {
 	for _, c := range []struct {
 		fault    Fault
@@ -69,8 +69,8 @@ func TestTaints(t *testing.T) {
 	}
 }
 
-// TestTimeAdded: a taint keeps its time while its key, value and effect do not change. A taint also keeps its time after a restart of the
-// driver and when its device moves to another slice.
+// TestTimeAdded: a taint keeps its time while key, value and effect stay, also across a restart and when its device moves to another
+// slice.
 func TestTimeAdded(t *testing.T) {
 	d, _ := inventoryOf(t, pcitest.Machine{Nodes: 1, PFs: 1, VFs: 2})
 	dev := d.Pools[0].Devices[0]

@@ -13,8 +13,8 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// unattachedAfter is the maximum time between Prepare and the attachment of all devices of a claim. After this time, the driver logs the
-// claim. A device usually stays unattached because the plugin sriov is missing from the node's CNI configuration.
+// unattachedAfter is how long after Prepare a claim with unattached devices is logged. The usual cause is that plugin sriov is missing
+// from the node's CNI configuration.
 const unattachedAfter = 2 * time.Minute
 
 var errUnattached = errors.New("no pod has attached a device of a prepared claim")
@@ -46,8 +46,8 @@ func (c *collector) findUnattached(now time.Time) {
 	c.count.unattached.Set(float64(count))
 }
 
-// unattachedDevice returns a device of a claim that no pod of the claim has attached. unattachedDevice returns "" if pods of the claim have
-// attached all devices. A pod may use a device with a user space driver without the plugin sriov, so such a device counts as attached.
+// unattachedDevice returns a device of a claim that no pod of the claim has attached, or "". One with a user space driver counts as
+// attached, because a pod may use it without plugin sriov.
 func (c *collector) unattachedDevice(r claim.Record, held []sriov.Holding) string {
 	for _, dev := range r.Devices {
 		if r.State == claim.Prepared && !dev.Claim.Admin && !c.inUserspace(dev.ID) && !slices.ContainsFunc(held, func(h sriov.Holding) bool {

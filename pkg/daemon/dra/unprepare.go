@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/sriov"
 )
 
-// UnprepareResourceClaims frees the devices of several claims. After an error, the claim keeps its devices, and the kubelet repeats the
-// call.
+// UnprepareResourceClaims frees the devices of several claims. After an error, a claim keeps them, and the kubelet repeats the call.
 func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	uid := func(c kubeletplugin.NamespacedObject) types.UID { return c.UID }
 	return atOnce(claims, uid, func(c kubeletplugin.NamespacedObject) error {
@@ -35,15 +34,15 @@ func (h callHandler) UnprepareResourceClaims(ctx context.Context, claims []kubel
 	}), nil
 }
 
-// unprepareWithin calls unprepare(), but returns after callTimeout at the latest. After a timeout, unprepare() continues in the background
-// and keeps the locks of the claim.
+// unprepareWithin calls unprepare but returns after callTimeout. unprepare then continues in the background with the locks of the
+// claim.
 func (d *Driver) unprepareWithin(ctx context.Context, uid string) error {
 	return d.callBounded(ctx, func(ctx context.Context) error { return d.unprepare(ctx, uid) })
 }
 
-// unprepare() frees the devices of a claim. unprepare() moves the VFs out of the pods and restores their drivers and settings. When the
-// devices are free, unprepare() deletes the CDI specification and the record. unprepare() is idempotent. If the claim is not prepared,
-// unprepare() changes nothing. If unprepare() fails, it keeps the record, so that no other claim gets the devices.
+// unprepare moves a claim's VFs out of the pods, restores their drivers and settings, and then deletes the CDI specification and the
+// record. It is idempotent, and a no-op if the claim is not prepared. After a failure, the record stays, so that no other claim gets
+// the devices.
 func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	l, err := d.lockClaim(uid)
 	if err != nil {
@@ -71,7 +70,6 @@ func (d *Driver) unprepare(ctx context.Context, uid string) error {
 	return nil
 }
 
-// ownedDevices returns the devices that the claim of a record owns.
 func ownedDevices(r claim.Record) (vfs []pci.Address, err error) {
 	for _, dev := range r.Devices {
 		if dev.Claim.Admin {

@@ -9,8 +9,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// vfsOf returns the VFs that pods cannot use while a claim has the device. The list is empty for all devices except a PF that is offered as
-// a whole.
+// vfsOf returns the VFs that pods cannot use while a claim has the device: those of a PF that is offered as a whole, or none.
 func (i Inventory) vfsOf(p plannedDevice) (vfs []pci.Address) {
 	if p.Whole == 0 || p.Admin {
 		return nil

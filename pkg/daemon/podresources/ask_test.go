@@ -41,7 +41,6 @@ func richPod() *api.PodResources {
 		}}
 }
 
-// richDevices returns the devices of richPod.
 func richDevices() []poddevices.Device {
 	d := func(resource, id string, numa ...int) poddevices.Device {
 		return poddevices.Device{Namespace: "shop", Pod: "web-0", Container: "app", Index: 1, Resource: "example.com/" + resource, ID: id,
@@ -127,8 +126,7 @@ func TestUnknownPod(t *testing.T) {
 	}
 }
 
-// TestOlder checks that Ask uses List if the kubelet does not implement Get or has disabled it. After a temporary error, Ask continues to
-// use List.
+// TestOlder checks that Ask uses List if the kubelet lacks Get or has disabled it, and keeps to it after a temporary error.
 func TestOlder(t *testing.T) {
 	list := func(n int) ([]*api.PodResources, error) {
 		if n == 0 {
@@ -152,9 +150,8 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestBusy (V-24) checks a kubelet that allows a burst of ten calls, and then 50 calls per second. The kubelet refuses all other calls. The
-// 80 pods of the test start at the same time, and all of them get their devices after retries. TestBusy fails if the client calls the
-// kubelet too often. Without pauses between its retries, the client would make several times the allowed number of calls.
+// TestBusy has a kubelet that allows a burst of ten calls and then 50 per second, as 80 pods start at the same time. All must get their
+// devices after retries. Without pauses, the client would make several times the allowed number of calls, which fails the test.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -180,8 +177,7 @@ func TestBusy(t *testing.T) {
 		})
 	}
 	all.Wait()
-	// Each pause before a retry lasts at least half of its maximum. The minimum pauses before the retries are 10, 20, 40, 80, 160 and 320
-	// ms, and then 500 ms each.
+	// A pause lasts at least half of its maximum: 10, 20, 40, 80, 160 and 320 ms, and then 500 ms each.
 	took := time.Since(began)
 	if most := pods * (7 + int(took/(longestPause/2))); answered+refused > most {
 		t.Errorf("%d calls in %s, want at most %d: the retries have no pauses", answered+refused, took, most)
@@ -203,8 +199,7 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-// TestNoKubelet checks that, on a node without a kubelet, Ask returns errNoKubelet at once. On a node whose kubelet restarts, Ask waits for
-// the kubelet.
+// TestNoKubelet checks that Ask returns errNoKubelet at once on a node without a kubelet, but waits for one that restarts.
 func TestNoKubelet(t *testing.T) {
 	k := newRoot(t)
 	if err := os.Remove(filepath.Dir(k.Socket)); err != nil {
@@ -215,8 +210,7 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart checks that Ask waits for a kubelet that restarts. In the first case of TestRestart, the socket is missing. In the second
-// case of TestRestart, no process listens on the socket.
+// TestRestart checks that Ask waits for a kubelet that restarts: first without a socket, then with one on which nobody listens.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {
 		k := &fakeKubelet{Kubelet: newRoot(t), get: always(webPod("app", "a"))}
@@ -246,8 +240,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestTimeUp checks the error of Ask after the deadline. The error must contain the reason why the context ended and the last failure
-// before the deadline.
+// TestTimeUp checks that after the deadline, the error has the reason why the context ended and the last failure before.
 func TestTimeUp(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
@@ -281,8 +274,8 @@ func askUntilUp(t *testing.T, k Kubelet, says string) error {
 	return untilUp(t, says, func(ctx context.Context) error { _, err := Ask(ctx, k, "shop", "web-0", "u"); return err })
 }
 
-// untilUp calls the given function with a deadline and returns its error. It doubles the deadline, up to maxWait, until the error contains
-// the text in the argument "says", because the first call may take long on a slow machine.
+// untilUp calls the function with a deadline, which it doubles up to maxWait until the error contains `says`, because the first call
+// may take long on a slow machine.
 func untilUp(t *testing.T, says string, call func(context.Context) error) error {
 	t.Helper()
 	for wait := 300 * time.Millisecond; ; wait *= 2 {
@@ -295,16 +288,14 @@ func untilUp(t *testing.T, says string, call func(context.Context) error) error 
 	}
 }
 
-// lateContext simulates a context whose deadline has already expired when the client retries after the first call. The context itself ends
-// 50 ms after the client has read the expired deadline.
+// lateContext is a context whose deadline has expired when the client retries, but which ends only 50 ms after the client has read it.
 type lateContext struct {
 	context.Context
 	end    context.CancelFunc
 	passed atomic.Bool
 }
 
-// Deadline returns no deadline before the kubelet has refused the first call. After the kubelet has refused the first call, Deadline
-// returns a time in the past.
+// Deadline returns no deadline before the kubelet has refused the first call, and then one in the past.
 func (l *lateContext) Deadline() (time.Time, bool) {
 	if !l.passed.Load() {
 		return time.Time{}, false
@@ -321,9 +312,8 @@ func (l *lateContext) Err() error {
 	return nil
 }
 
-// TestLate checks that the error of Ask contains the reason why the kubelet refused the first call. The second call fails with the error of
-// an expired deadline a moment before the context reports its end. The error of the second call must not replace the error of the first
-// call.
+// TestLate checks that the error of Ask has the reason why the kubelet refused the first call. The second fails because of an expired
+// deadline, a moment before the context reports its end, and its error must not replace the first.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	ctx := &lateContext{}
@@ -342,7 +332,7 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// TestForeign checks that Ask fails at its deadline if another program than the kubelet serves the socket, or if the socket's folder is a
+// TestForeign checks that Ask fails at its deadline if another program serves the kubelet's socket, or if the socket's folder is a
 // file.
 func TestForeign(t *testing.T) {
 	k := newRoot(t)

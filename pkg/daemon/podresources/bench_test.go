@@ -23,8 +23,8 @@ func crowdedNode() (pods []*api.PodResources, noted []written) {
 	return pods, noted
 }
 
-// BenchmarkAsk measures one call of Ask on a node with a hundred pods that have devices. The result of the benchmark is the time that the
-// client adds to the kubelet's own time. A CNI plugin must wait for the kubelet and for the client.
+// BenchmarkAsk measures what the client adds to the kubelet's own time for one Ask on a node with a hundred pods that have devices. A
+// CNI plugin waits for both.
 func BenchmarkAsk(b *testing.B) {
 	pods, noted := crowdedNode()
 	for name, k := range map[string]*fakeKubelet{"Get": {get: always(pods[0])},

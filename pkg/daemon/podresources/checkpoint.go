@@ -16,21 +16,18 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// maxCheckpoint is the maximum size of a checkpoint in bytes. On a node with hundreds of pods, the checkpoint has a size of some hundred
-// thousand bytes.
+// maxCheckpoint is the maximum size of a checkpoint in bytes. Hundreds of pods make some hundred thousand.
 const maxCheckpoint = 64 << 20
 
-// checkpointEntry is the checkpoint's entry for one container and one resource. The kubelet (1.20 and later) writes this entry before it
-// creates the pod's sandbox. The format of this entry is not a public API. The format of this entry is defined in
-// pkg/cli/kubelet/cm/devicemanager/checkpoint of Kubernetes.
+// checkpointEntry is the entry of one container and one resource, which the kubelet (1.20 and later) writes before it creates the pod's
+// sandbox. The format is no public API; pkg/cli/kubelet/cm/devicemanager/checkpoint of Kubernetes defines it.
 type checkpointEntry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[string][]string // by NUMA node
 }
 
-// CheckpointDevices returns the devices of all entries in a checkpoint. A device with two NUMA nodes occurs twice in this list. An entry
-// contains the UID of the pod, but not its name. The pod of an entry may already have ended. If CheckpointDevices cannot read or decode the
-// checkpoint, it returns an error.
+// CheckpointDevices returns the devices of all entries in a checkpoint, those with two NUMA nodes twice. An entry has the UID of the
+// pod, which may have ended, but not its name.
 func CheckpointDevices(path string) (notes []poddevices.Device, err error) {
 	data, err := store.ReadSmall(path, maxCheckpoint, 0)
 	if err != nil {
@@ -51,8 +48,7 @@ func CheckpointDevices(path string) (notes []poddevices.Device, err error) {
 	return notes, err
 }
 
-// readCheckpoint returns the devices that the checkpoint contains for the pod with the given UID. If the devices of the pod are unknown,
-// readCheckpoint returns an error.
+// readCheckpoint returns a pod's devices from the checkpoint, or an error if they are unknown.
 func readCheckpoint(path, uid string) (noted []poddevices.Device, err error) {
 	if uid == "" {
 		return nil, poddevices.ErrNoUID
@@ -86,10 +82,9 @@ func parseEntries(data []byte) ([]checkpointEntry, error) {
 	return c.Data.PodDeviceEntries, nil
 }
 
-// isConfirmed reports whether PodResources and the checkpoint contain the same devices for a pod. The checkpoint also contains the devices
-// of init containers. PodResources omits init containers that are not restartable. If PodResources reports any device of the pod,
-// isConfirmed ignores the checkpoint's entries for init containers. Ignoring the entries of init containers is safe, because the kubelet
-// assigns a device to only one pod.
+// isConfirmed reports whether PodResources and the checkpoint agree on a pod's devices. PodResources omits init containers that are not
+// restartable. If it has any device of the pod, their checkpoint entries are ignored, which is safe because the kubelet assigns a
+// device to only one pod.
 func isConfirmed(devices []poddevices.Device, containers []string, noted []poddevices.Device) bool {
 	inits := func(d poddevices.Device) bool { return !slices.Contains(containers, d.Container) }
 	if len(devices) == 0 {

@@ -20,8 +20,8 @@ import (
 
 const before, after = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
 
-// TestSameName checks that each of two pods with the same name gets its own devices. In some cases, the kubelet returns both pods. In the
-// other cases, Get returns the wrong pod for some time.
+// TestSameName checks that each of two pods with the same name gets its own devices, if the kubelet returns both, or Get the wrong one
+// for some time.
 func TestSameName(t *testing.T) {
 	both := func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{webPod("app", "a", "b"), webPod("app", "c")}, nil
@@ -49,8 +49,8 @@ func TestSameName(t *testing.T) {
 	}
 }
 
-// TestContradiction checks the error of Ask if PodResources and the checkpoint contradict each other until the deadline. This error must
-// contain the devices from both sources.
+// TestContradiction checks that the error has the devices of both sources if PodResources and the checkpoint contradict each other
+// until the deadline.
 func TestContradiction(t *testing.T) {
 	for _, c := range []struct {
 		name, says string
@@ -105,8 +105,7 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// writeBadCheckpoint writes a checkpoint with the given data. If the data is "", writeBadCheckpoint writes no file. If the data is
-// "folder", the path of the checkpoint is a folder. If the data is "large", the checkpoint is too large.
+// writeBadCheckpoint writes a checkpoint with the data, or none for "", a folder for "folder", and one that is too large for "large".
 func (k *fakeKubelet) writeBadCheckpoint(t *testing.T, data string) {
 	t.Helper()
 	os.Remove(k.Checkpoint)
@@ -122,8 +121,8 @@ func (k *fakeKubelet) writeBadCheckpoint(t *testing.T, data string) {
 	}
 }
 
-// TestUnreadable (V-25) checks Ask without a readable checkpoint. Without a readable checkpoint, Ask identifies a pod by its name, and
-// returns an error if two pods have this name. Without a readable checkpoint, Ask returns an error if PodResources reports no devices.
+// TestUnreadable checks that Ask without a readable checkpoint goes by the pod's name. It fails if two pods have it, or if PodResources
+// has no devices.
 func TestUnreadable(t *testing.T) {
 	one := startServer(t, &fakeKubelet{get: always(webPod("app", "a"))})
 	two := startServer(t, &fakeKubelet{list: func(int) ([]*api.PodResources, error) {
@@ -188,8 +187,7 @@ func TestIndented(t *testing.T) {
 	}
 }
 
-// TestNoneConfirmed (V-25) checks a pod without devices. Ask returns an empty list only if a readable checkpoint contains no devices for
-// the UID of the pod.
+// TestNoneConfirmed checks that Ask returns an empty list only if a readable checkpoint has no devices for the pod's UID.
 func TestNoneConfirmed(t *testing.T) {
 	k := startServer(t, &fakeKubelet{get: always(webPod("app"))})
 	for name, entries := range map[string][]written{"none": nil, "empty": {}, "of another pod": {fast(before, "app", "a")},
@@ -247,8 +245,8 @@ func knownCheckpoints() map[string][]written {
 	}
 }
 
-// FuzzCheckpoint checks that each returned entry is complete, and that no entries are returned together with an error. For each UID,
-// readCheckpoint must return the same devices as CheckpointDevices.
+// FuzzCheckpoint checks that all entries are complete, that an error comes without entries, and that readCheckpoint and
+// CheckpointDevices agree for each UID.
 func FuzzCheckpoint(f *testing.F) {
 	for _, entries := range knownCheckpoints() {
 		f.Add(marshal(f, entries), after)

@@ -30,8 +30,7 @@ type fakeKubelet struct {
 	mu    sync.Mutex
 	asked []string // the methods that were called
 	third func()   // called before the third call is answered
-	// The functions get() and list() return the response to a call of Get or List. The argument of both functions is the number of earlier
-	// calls.
+	// get and list return the response to a call, given the number of earlier calls.
 	get  func(n int, r *api.GetPodResourcesRequest) (*api.PodResources, error)
 	list func(n int) ([]*api.PodResources, error)
 	// The field allocatable is the list of devices that GetAllocatableResources returns.
@@ -78,8 +77,7 @@ func (k *fakeKubelet) GetAllocatableResources(
 	return &api.AllocatableResourcesResponse{Devices: k.allocatable, CpuIds: []int64{1, 2}}, nil
 }
 
-// newRoot creates an empty root folder for a kubelet, and returns the kubelet's paths. The path of the root folder is short enough for unix
-// sockets.
+// newRoot creates an empty root folder for a kubelet, short enough for unix sockets, and returns the kubelet's paths.
 func newRoot(t testing.TB) Kubelet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pr")
@@ -104,7 +102,6 @@ func listen(t testing.TB, k Kubelet) net.Listener {
 	return l
 }
 
-// startServer serves the PodResources API until the test ends.
 func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fakeKubelet {
 	t.Helper()
 	if k.Socket == "" {
@@ -118,7 +115,7 @@ func startServer(t testing.TB, k *fakeKubelet, options ...grpc.ServerOption) *fa
 	return k
 }
 
-// ask() calls Ask for the pod web-0 with a long deadline.
+// ask calls Ask for the pod web-0 with a long deadline.
 func ask(t testing.TB, k Kubelet, uid string) ([]poddevices.Device, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)

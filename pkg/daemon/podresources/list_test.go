@@ -18,8 +18,7 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// TestList checks that List returns the devices in the order of the pods and their containers. The order of the devices is the same after a
-// busy kubelet has refused calls.
+// TestList checks that devices are in the order of pods and containers, also after a busy kubelet has refused calls.
 func TestList(t *testing.T) {
 	other := webPod("app", "z")
 	other.Namespace = "bank"

@@ -3,8 +3,8 @@
 // Package podresources asks the kubelet which devices pods have, by its PodResources API. The device plugin links it, and so does the
 // program that the sriov plugin starts while the device plugin does not answer.
 //
-// The kubelet identifies a pod by its namespace and name, which an earlier pod may have had, too. The checkpoint of its device manager has
-// the devices by the UID of the pod, so Ask compares both.
+// The kubelet identifies a pod by namespace and name, which an earlier pod may have had, too. Ask therefore compares its answer with
+// the checkpoint of its device manager, which goes by the UID of the pod.
 package podresources
 
 import (
@@ -30,9 +30,8 @@ import (
 )
 
 const (
-	// The pause between two attempts doubles each time, from firstPause up to longestPause. The kubelet allows 100 calls per second, and a
-	// burst of 10 calls. If there are more calls, the kubelet refuses them with the error ResourceExhausted. A restart of the kubelet takes
-	// several seconds.
+	// The pause between two attempts doubles from firstPause up to longestPause. The kubelet allows 100 calls per second and a burst of
+	// 10, refuses more with ResourceExhausted, and takes several seconds to restart.
 	firstPause   = 20 * time.Millisecond
 	longestPause = time.Second
 
@@ -55,16 +54,14 @@ var (
 type Kubelet struct {
 	Socket     string
 	Checkpoint string
-	// Resources contains the names of the requested resources. Only devices of the requested resources are returned. If Resources is nil,
-	// the devices of all resources are returned.
+	// Resources limits the answer to devices of these resources; nil means all.
 	Resources []string
-	// Claims is true if pods on the node get devices through ResourceClaims. On a node with ResourceClaims, it is possible that no device
-	// plugin runs. A kubelet without device plugins writes no checkpoint.
+	// Claims is true if pods on the node get devices through ResourceClaims. Then there may be no device plugin, without which the
+	// kubelet writes no checkpoint.
 	Claims bool
 }
 
-// At returns the paths of a kubelet with the given root folder, such as /var/lib/kubelet. A kubelet with another root folder still stores
-// the checkpoint in /var/lib/kubelet.
+// At returns the paths of a kubelet with this root folder, such as /var/lib/kubelet, where the checkpoint always is.
 func At(dir string) Kubelet {
 	return Kubelet{Socket: filepath.Join(dir, "pod-resources/kubelet.sock"),
 		Checkpoint: filepath.Join(dir, "device-plugins/kubelet_internal_checkpoint")}
@@ -95,10 +92,9 @@ func (k Kubelet) list(ctx context.Context) ([]*api.PodResources, error) {
 	return answer.GetPodResources(), err
 }
 
-// Ask returns the devices of a pod, in the order of its containers. Ask includes the devices of an init container only if the container is
-// restartable. Ask retries until ctx ends if the kubelet is not available, refuses a call, or contradicts its own checkpoint. If the UID is
-// empty or the checkpoint is missing, Ask identifies the pod only by its name. Without a UID or a checkpoint, Ask returns an error if the
-// pod has no devices.
+// Ask returns the devices of a pod in the order of its containers, with init containers only if restartable. It retries until ctx ends
+// if the kubelet is not available, refuses a call, or contradicts its own checkpoint. Without a UID or a checkpoint, it goes by the
+// pod's name alone and fails if the pod has no devices.
 func Ask(ctx context.Context, k Kubelet, namespace, name, uid string) (devices []poddevices.Device, err error) {
 	method := "Get"
 	request := func(ctx context.Context) ([]*api.PodResources, error) { return k.get(ctx, namespace, name) }
@@ -227,8 +223,8 @@ func CPUs(ctx context.Context, k Kubelet) (map[string][]int64, error) {
 	return of, err
 }
 
-// Allocatable returns all healthy devices and all CPUs that the kubelet can assign to pods, including those that pods have. Without the
-// policy "static" of the CPU manager, it can assign no CPUs.
+// Allocatable returns all healthy devices and CPUs that the kubelet can assign, including those that pods have. It can assign CPUs only
+// with the CPU manager's policy "static".
 func Allocatable(ctx context.Context, k Kubelet) (devices []poddevices.Device, cpus []int64, err error) {
 	answer, err := withRetry(ctx, k, "GetAllocatableResources", func(ctx context.Context) (*api.AllocatableResourcesResponse, error) {
 		return call(k, func(c api.PodResourcesListerClient) (*api.AllocatableResourcesResponse, error) {
@@ -261,8 +257,8 @@ func Node(ctx context.Context, k Kubelet) (n poddevices.Node, err error) {
 	return n, err
 }
 
-// withRetry makes a call. It retries if the kubelet refuses the call because of its rate limit, or if the kubelet is just starting. If the
-// socket is missing, it does not retry, because no kubelet is running.
+// withRetry makes a call, and retries if the kubelet limits the rate or is just starting. A missing socket means that no kubelet is
+// running, so it does not retry.
 func withRetry[T any](ctx context.Context, k Kubelet, method string, attempt func(context.Context) (T, error)) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -277,8 +273,8 @@ func withRetry[T any](ctx context.Context, k Kubelet, method string, attempt fun
 	return answer, err
 }
 
-// The function retry() repeats an attempt until the attempt succeeds, until canRetry returns false for its error, or until ctx ends. If ctx
-// ends, retry() returns the error of ctx and the last error before the deadline.
+// retry repeats an attempt until it succeeds, canRetry returns false for its error, or ctx ends. It then returns the error of ctx with
+// the last one before.
 func retry(ctx context.Context, canRetry func(error) bool, attempt func() error) error {
 	var last error
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -305,21 +301,21 @@ func withDeadline(ctx context.Context, err error) error {
 	return err
 }
 
-// isUnsupported reports whether the kubelet does not support Get. Kubelets before version 1.27 do not implement Get. Before Kubernetes
-// 1.36, the feature gate KubeletPodResourcesGet can disable Get.
+// isUnsupported reports whether the kubelet does not support Get, which it lacks before 1.27 and which the feature gate
+// KubeletPodResourcesGet can disable before 1.36.
 func isUnsupported(err error) bool {
 	s := status.Convert(err)
 	return s.Code() == codes.Unimplemented || s.Code() == codes.Unknown && strings.Contains(s.Message(), "method disabled")
 }
 
-// isUnknownPod reports whether the error means that the kubelet does not know the pod. For an unknown pod, kubelets up to 1.37 return the
-// code Unknown and the text "pod web-0 in namespace shop not found".
+// isUnknownPod reports whether the kubelet does not know the pod. Up to 1.37, it then returns the code Unknown and the text "pod web-0
+// in namespace shop not found".
 func isUnknownPod(err error) bool {
 	s := status.Convert(err)
 	return s.Code() == codes.NotFound || s.Code() == codes.Unknown && strings.HasSuffix(s.Message(), " not found")
 }
 
-// isTemporary reports whether a retry of the call may succeed. The library returns Unavailable for every failure of the connection. The
+// isTemporary reports whether a retry may succeed. Unavailable is the library's code for every failure of the connection, and the
 // kubelet may write its checkpoint soon.
 func isTemporary(err error) bool {
 	code := status.Code(err)
@@ -327,8 +323,8 @@ func isTemporary(err error) bool {
 		errors.Is(err, poddevices.ErrNoCheckpoint)
 }
 
-// sleep() waits for a random time between half of the pause and the whole pause. Pods that start at the same time therefore retry at
-// different times. sleep() returns false if ctx has ended.
+// sleep waits for half of the pause to all of it, at random, so that pods that start together retry at different times. It returns
+// false if ctx has ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -27,12 +27,12 @@ type Device struct {
 	Whole    int               // for a PF offered as a whole: number of VFs that it excludes
 }
 
-// Assign assigns each device to the first resource that matches the device. Each resource gets a pool, even if no device matches. A
-// resource with splitByNuma gets one pool for each NUMA node that has devices.
+// Assign assigns each device to the first resource that matches it. Each resource gets a pool, even without devices, and with
+// splitByNuma one for each NUMA node that has devices.
 //
-// On a machine with several NUMA nodes, devices with an unknown NUMA node get a separate pool. These devices get no separate pool if
-// unknownNuma is "all" or the API is DRA. If some devices of a resource have a topology, the kubelet's Topology Manager ignores the devices
-// without a topology. With one common pool for all devices, the Topology Manager would refuse pods although devices are free.
+// On a machine with several NUMA nodes, devices with an unknown one get a separate pool, unless unknownNuma is "all" or the API is DRA.
+// If only some devices of a resource have a topology, the kubelet's Topology Manager ignores the others and would refuse pods although
+// devices are free.
 func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	n := newNode(s, env)
 	members := make([][]Device, len(c.Resources))
@@ -50,8 +50,7 @@ func Assign(c *Config, s *pci.Snapshot, env Env) []Pool {
 	return pools
 }
 
-// NumVFs returns the configured number of VFs for each PF of this node. If two entries of the configuration match the same PF, NumVFs uses
-// the first entry.
+// NumVFs returns the configured number of VFs for each PF of this node, from the first entry that matches it.
 func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	out := map[pci.Address]int{}
 	for _, d := range newNode(s, Env{}).subjects {
@@ -62,8 +61,7 @@ func (c *Config) NumVFs(s *pci.Snapshot) map[pci.Address]int {
 	return out
 }
 
-// poolDevice returns the pool entry for a network device. This pool entry also contains the properties that the resource of the device
-// defines.
+// poolDevice returns the pool entry for a device, with the properties that its resource defines.
 func (c *Config) poolDevice(n *node, v verdict) Device {
 	r, d := &c.Resources[v.resource], Device{Device: n.Devices[v.device], Whole: c.excludedVFs(n.subjects[v.device])}
 	switch {
@@ -90,8 +88,8 @@ func (c *Config) poolDevice(n *node, v verdict) Device {
 	return d
 }
 
-// splitPools returns the pools of a resource. Usually, a resource has only one pool. If devices of the resource need different suffixes in
-// the name of their pool, splitPools returns one pool for each suffix, the unknown NUMA node last.
+// splitPools returns the pools of a resource, usually one. Devices that need different suffixes get one each, the unknown NUMA node
+// last.
 func (r *Resource) splitPools(n *node, devices []Device) (out []Pool) {
 	if r.API == DRA || !r.SplitByNUMA && !r.needsSuffix(n, devices) {
 		return []Pool{{r.FullName(), r, devices}}
@@ -132,8 +130,8 @@ func (r *Resource) suffixNode(n *node, d *pci.Device) int {
 	return noSuffix
 }
 
-// needsSuffix reports whether devices with an unknown NUMA node need a separate pool. needsSuffix returns false if the name of the resource
-// is too long for the suffix.
+// needsSuffix reports whether devices with an unknown NUMA node need a separate pool. It returns false if the resource's name is too
+// long for the suffix.
 func (r *Resource) needsSuffix(n *node, devices []Device) bool {
 	if !r.maySplit(noNUMA) || !n.multiNUMA() || len(r.Name)+len(noNUMA) > maxName {
 		return false

@@ -96,7 +96,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestAssign checks configurations with several resources. TestAssign also checks all keys of a resource except "selectors".
+// TestAssign checks configurations with several resources. It also checks all keys of a resource except "selectors".
 func TestAssign(t *testing.T) {
 	intel := `"selectors":{"vendors":["8086","15b3"]}`
 	for _, test := range []struct{ config, want string }{
@@ -127,8 +127,8 @@ func TestAssign(t *testing.T) {
 	}
 }
 
-// TestOneNode checks machines with one NUMA node, and machines without information about NUMA nodes. On machines with at most one NUMA
-// node, devices have no topology, and unknownNuma has no effect.
+// TestOneNode checks that on machines with at most one NUMA node, or without information about it, devices have no topology and
+// unknownNuma has no effect.
 func TestOneNode(t *testing.T) {
 	for nodes := range 2 {
 		s := workerMachine()
@@ -167,8 +167,7 @@ func TestSplitOrder(t *testing.T) {
 	}
 }
 
-// TestNodeOffline checks that a device has an unknown NUMA node if its NUMA node is not online. The kubelet also treats a NUMA node that is
-// not online as unknown.
+// TestNodeOffline checks that a NUMA node that is not online counts as unknown, as it does for the kubelet.
 func TestNodeOffline(t *testing.T) {
 	s := workerMachine()
 	for i := range s.Devices {
@@ -239,8 +238,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestInterfaceInPod checks that a VF or PF stays in its resource while its interface is in a pod. The VF or PF also stays while it is
-// passed through to a virtual machine.
+// TestInterfaceInPod checks that a VF or PF stays in its resource while its interface is in a pod, or it is passed through to a virtual
+// machine.
 func TestInterfaceInPod(t *testing.T) {
 	s := workerMachine()
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0","ens3f0"],"linkTypes":["ether"]}},{"resourceName":"y","selectors":{"isRdma":true}}],
@@ -276,8 +275,7 @@ func TestWithoutPF(t *testing.T) {
 	}
 }
 
-// TestNumVFs checks that the first entry of the list pfs that matches a PF applies to this PF. An entry of the list pfs matches a PF by
-// name or by address.
+// TestNumVFs checks that the first entry of pfs that matches a PF, by name or address, applies.
 func TestNumVFs(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[],"pfs":[{"pfName":"ens1f0","numVfs":4},{"pciAddress":"0000:10:00.0","numVfs":5},{"pciAddress":"0000:20:00.0","numVfs":0},
 		{"pfName":"none","numVfs":1},{"pciAddress":"0000:10:01.0","numVfs":1}]}`)
@@ -299,7 +297,7 @@ func TestAssignIsPure(t *testing.T) {
 	}
 }
 
-// TestPFIsNoDevice (S-36) checks that no pool contains a device that may be a PF, even if sysfs reports a wrong number of VFs.
+// TestPFIsNoDevice checks that no pool contains a device that may be a PF, even if sysfs reports a wrong number of VFs.
 func TestPFIsNoDevice(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[{"resourceName":"x","driver":"vfio-pci","selectors":[{"pfNames":["ens3f0"]},{"pciAddresses":["0000:30:00.0"]},{"drivers":["vfio-pci"]}]}],
 		"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`)

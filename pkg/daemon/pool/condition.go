@@ -32,8 +32,7 @@ func (t textTest) missing(n *node) (out []string) {
 	return out
 }
 
-// A device also passes a driverTest if it already has the driver to which the resource binds its devices. Otherwise, it would leave its
-// pool when it is bound.
+// The driver to which the resource binds its devices passes too; otherwise, a device would leave its pool when it is bound.
 type driverTest struct{ textTest }
 
 func (t driverTest) met(d subject) bool {
@@ -65,10 +64,8 @@ type pfTest struct {
 	names  func(subject) []string
 }
 
-// pfName returns the interface names of the PF of a device.
 func pfName(d subject) []string { return d.pf.Interfaces }
 
-// rootDevice returns the PCI address of the PF of a device.
 func rootDevice(d subject) []string { return []string{d.pf.Address.String()} }
 
 func (t pfTest) want() string {
@@ -91,8 +88,7 @@ func (t pfTest) met(d subject) bool {
 	return slices.ContainsFunc(t.ranges, func(p pfRange) bool { return t.matches(d, p) && p.contains(d) })
 }
 
-// matches() reports whether the device's PF has the PF name in the given pfRange. Like the SR-IOV network device plugin, matches() does not
-// distinguish upper and lower case in the name.
+// matches reports whether the device's PF has the name in the pfRange, in upper or lower case as with the SR-IOV network device plugin.
 func (t pfTest) matches(d subject, p pfRange) bool {
 	return slices.ContainsFunc(t.names(d), func(name string) bool { return strings.EqualFold(name, p.pf) })
 }

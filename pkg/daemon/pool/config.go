@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pool assigns the network devices of a machine to the resources in a configuration. Package pool also explains why each device is
-// assigned to its resource. Package pool also chooses devices of a pool for a container. Package pool does no I/O. The same input always
-// gives the same result.
+// Package pool assigns the network devices of a machine to the resources of a configuration, explains why, and chooses devices of a
+// pool for a container. It does no I/O, and the same input always gives the same result.
 //
 // The configuration extends the config.json of the SR-IOV network device plugin. Parse returns an error with all malformed entries. A
-// configured device that is missing on a node causes no error, because many nodes use the same configuration. The function Findings reports
-// configured devices that are missing.
+// device that is missing on a node is none, because many nodes use the same configuration; Findings reports it.
 package pool
 
 import (
@@ -18,7 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// Policy determines which devices of a pool the function Prefer chooses if several devices are free.
+// Policy is which devices of a pool Prefer chooses if several are free.
 type Policy string
 
 // Values of Policy. For each policy, the comment of Prefer lists what the policy minimises.
@@ -50,8 +48,8 @@ const (
 	CDIOff        CDI = "off"        // device specs instead of CDI
 )
 
-// API selects the Kubernetes API through which a resource is offered. Each VF belongs to only one resource. The two APIs (device plugin and
-// DRA) can therefore never allocate the same VF.
+// API is the Kubernetes API through which a resource is offered. Each VF belongs to one resource, so the device plugin API and DRA can
+// never allocate the same VF.
 type API string
 
 // The values of api.
@@ -114,7 +112,7 @@ type condition struct {
 	test test
 }
 
-// The Go interface "test" is implemented by each kind of condition.
+// test is implemented by each kind of condition.
 type test interface {
 	want() string
 	found(subject) string
@@ -122,8 +120,7 @@ type test interface {
 	missing(*node) []string // wanted values that no device of the node can have, one sentence each
 }
 
-// pfEntry is an entry of the list pfs. Each pfEntry defines the number of VFs of one PF. A pfEntry identifies the PF by its interface
-// (Name) or its PCI address (Address).
+// pfEntry is an entry of pfs: the number of VFs of the PF with this interface (Name) or PCI address (Address).
 type pfEntry struct {
 	strict.Place
 	Name    string
@@ -146,7 +143,7 @@ type Source struct {
 	AnyPrefix bool // the default resourcePrefix is unknown, and full names lack it
 }
 
-// maxBytes is the maximum size of a configuration.
+// maxBytes is the maximum size of a configuration in bytes.
 const maxBytes = 1 << 20
 
 // Parse parses and validates a configuration. Its error is a value of strict.Problems.
@@ -172,14 +169,14 @@ func Parse(src Source, data []byte) (*Config, error) {
 	return c, nil
 }
 
-// The type reader converts values into a configuration. Some files for the SR-IOV network device plugin rely on encoding/json, so null and
-// the case of keys do not matter.
+// reader converts values into a configuration. Some files for the SR-IOV network device plugin rely on encoding/json, so null and the
+// case of keys do not matter.
 type reader struct {
 	*strict.Report
 	unserved strict.Report // notes about valid keys for which the current resource is not offered
 }
 
-// readConfig reads the whole configuration. readConfig validates entries for other hosts too, but does not add them to the result.
+// readConfig reads the whole configuration. It validates entries for other hosts too, but does not add them to the result.
 func (r *reader) readConfig(root strict.Value, src Source) *Config {
 	c := &Config{Taints: Taints{LinkDown: "NoSchedule", Unhealthy: "NoSchedule", Gone: "NoExecute"}}
 	cdi := CDIAuto
@@ -254,7 +251,6 @@ func (r *reader) readResource(v strict.Value, prefix string, cdi CDI) Resource {
 	return res
 }
 
-// readPF reads an entry of pfs.
 func (r *reader) readPF(v strict.Value) pfEntry {
 	pf := pfEntry{Place: v.Place}
 	keys := r.Object(v, strict.Fields{
@@ -291,8 +287,7 @@ func (r *reader) foreignKeys() strict.Fields {
 	return fields
 }
 
-// readAdditionalInfo reads the additional data for containers. Each key of the map that readAdditionalInfo returns is a PCI address, or "*"
-// for all devices.
+// readAdditionalInfo reads the additional data for containers, by PCI address or "*" for all devices.
 func (r *reader) readAdditionalInfo(v strict.Value) map[string]map[string]string {
 	out := map[string]map[string]string{}
 	r.Members(func(device strict.Value) {

@@ -93,8 +93,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestParseLenient checks that Parse accepts empty values, and keys that differ from the documented keys only in upper and lower case. The
-// SR-IOV network device plugin also accepts such keys and empty values.
+// TestParseLenient checks that, as in the SR-IOV network device plugin, empty values and keys in another case are accepted.
 func TestParseLenient(t *testing.T) {
 	c := mustParse(t, `{"resourcelist":[{"ResourceName":"a","selectors":{"isrdma":false,"ddpProfiles":[],"vdpaType":"","pKeys":null,"vendors":[]}}]}`)
 	if len(c.Resources) != 1 || c.Resources[0].Name != "a" || len(c.Resources[0].Selectors[0].Conditions) != 0 {
@@ -113,7 +112,7 @@ func TestParseLenient(t *testing.T) {
 }
 
 // TestHosts checks that a resource applies only to hosts that match one of its patterns. Two entries for the same resource are an error
-// only if both entries apply to the same host.
+// only if both apply to a host.
 func TestHosts(t *testing.T) {
 	config := `{"resourceList":[{"resourceName":"a","policy":"pack","hosts":["gpu-*"]},{"resourceName":"a","hosts":["cpu-*","x"]}]}`
 	for host, want := range map[string]Policy{"gpu-7": Pack, "cpu-1": NUMABestFit, "x": NUMABestFit, "gpu": "", "": ""} {
@@ -160,8 +159,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// offeredDevices returns the devices of all pools. offeredDevices also checks three things: each device is in only one pool, the names of
-// the pools are valid, and Prefer works with each pool.
+// offeredDevices returns the devices of all pools. It checks that each is in only one, that the pools' names are valid, and that Prefer
+// works with each.
 func offeredDevices(t *testing.T, data []byte, c *Config, s *pci.Snapshot) map[pci.Address]bool {
 	t.Helper()
 	seen := map[pci.Address]bool{}

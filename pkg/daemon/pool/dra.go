@@ -10,11 +10,9 @@ import (
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
-// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes. This maximum also applies to the full name of a resource,
-// because ResourceSlices contain this name as an attribute.
+// maxAttribute is the maximum size of an attribute in a ResourceSlice in bytes, and so of a resource's full name, which is one.
 const maxAttribute = 64
 
-// readDRA reads the section "dra" of the configuration.
 func (r *reader) readDRA(v strict.Value, t *Taints) {
 	effect := func(to *string) func(strict.Value) {
 		return strict.To(r.Report, to, strict.OneOf("NoSchedule", "NoExecute", "None", NoTaint))
@@ -40,8 +38,7 @@ func (r *reader) readVF(v strict.Value) *vfconfig.Config {
 	return c
 }
 
-// readClaimMay reads the list "claimMay" of the keys that claims may set. An item of the list "claimMay" is either a key or an object. Each
-// member of this object is a key with its limit.
+// readClaimMay reads claimMay, the keys that claims may set. Each item is a key, or an object of keys with their limits.
 func (r *reader) readClaimMay(v strict.Value) vfconfig.Allowance {
 	a := vfconfig.Allowance{}
 	r.Each(func(v strict.Value) {
@@ -95,8 +92,8 @@ func insteadInDRA() map[string]string {
 	}
 }
 
-// excludedVFs returns the number of VFs that pods cannot use while a pod has the whole PF. If the PF is not offered as a whole, or if the
-// device is not a PF, excludedVFs returns 0.
+// excludedVFs returns how many VFs pods cannot use while a pod has the whole PF: 0 unless the device is a PF that is offered as a
+// whole.
 func (c *Config) excludedVFs(d subject) int {
 	i := c.entryOf(d)
 	if i < 0 || !c.PFs[i].Whole {
@@ -105,9 +102,8 @@ func (c *Config) excludedVFs(d subject) int {
 	return max(c.PFs[i].NumVFs, d.NumVFs)
 }
 
-// whyNotWhole checks a PF that is offered as a whole. The result of whyNotWhole is the reason why a resource cannot contain this PF, or ""
-// if the resource can contain it. A selector of the resource must contain the PCI address or the ACPI index of the PF. Without this rule,
-// the PF would also be in resources for VFs, and the scheduler would allocate the PF to claims that request a VF.
+// whyNotWhole returns why a resource cannot contain a PF that is offered as a whole, or "". A selector must name the PF's PCI address
+// or ACPI index. Otherwise, it would also be in resources for VFs, and the scheduler would allocate it to claims for a VF.
 func (c *Config) whyNotWhole(r *Resource, selector int, d subject) string {
 	switch {
 	case c.excludedVFs(d) == 0:

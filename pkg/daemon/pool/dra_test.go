@@ -46,8 +46,8 @@ func TestParseDRA(t *testing.T) {
 	}
 }
 
-// TestOneName checks that a resource with the API dra has only one pool. A DRA resource does not need separate pools for NUMA nodes,
-// because ResourceSlices contain the NUMA node of each device.
+// TestOneName checks that a resource with the API dra has one pool. It needs none for each NUMA node, which ResourceSlices have for
+// each device.
 func TestOneName(t *testing.T) {
 	s := newMachine(2, card{bus: 0x10, node: 0, ports: 1, vfs: 1, name: "a"}, card{bus: 0x20, node: -1, ports: 1, vfs: 1, name: "b"})
 	for keys, want := range map[string]int{``: 2, `,"api":"dra"`: 1} {
@@ -59,7 +59,7 @@ func TestOneName(t *testing.T) {
 	mustParse(t, `{"resourceList":[{"resourceName":"a_nonuma"},{"resourceName":"a","api":"dra"}]}`)
 }
 
-// TestOfferWhole (DRA-20) checks that a PF with VFs is offered only in a resource whose selector contains the address of the PF.
+// TestOfferWhole checks that a PF with VFs is offered only in a resource whose selector contains the address of the PF.
 func TestOfferWhole(t *testing.T) {
 	s := workerMachine()
 	A, p := pciAddr(0x10, 0, 0), pciAddr(0x30, 0, 0) // A has VFs; p will get VFs

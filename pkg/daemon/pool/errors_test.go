@@ -13,8 +13,8 @@ import (
 
 var long = strings.Repeat("x", 64) // one character more than the limit of names
 
-// The map parseErrors contains invalid configurations and, for each of them, the expected error. If an expected error does not begin with a
-// line number, TestParseErrors adds the line and the key of the resource.
+// parseErrors maps invalid configurations to their errors. TestParseErrors adds the line and the key of the resource where the line
+// number is missing.
 var parseErrors = []struct{ config, want string }{
 	// Errors of the whole file.
 	{``, "1: the text is empty: want JSON"},
@@ -194,8 +194,7 @@ func resource(keys string) string { return `{"resourceList":[{"resourceName":"a"
 
 func pfs(items string) string { return `{"resourceList":[],"pfs":[` + items + `]}` }
 
-// TestParseAllErrors checks that the error of Parse contains all errors of a file. TestParseAllErrors also checks that each of these errors
-// has the type strict.Problem.
+// TestParseAllErrors checks that Parse returns all errors of a file, each as a strict.Problem.
 func TestParseAllErrors(t *testing.T) {
 	_, err := Parse(source(), []byte(`{
   "resourceList": [

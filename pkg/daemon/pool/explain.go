@@ -72,7 +72,7 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 	return out
 }
 
-// The type verdict is the assignment of one device to a resource.
+// verdict is the assignment of one device to a resource.
 type verdict struct {
 	device   int    // index in the snapshot
 	whyBusy  string // why no resource can have it
@@ -104,8 +104,8 @@ func (c *Config) matchAll(n *node) []verdict {
 	return out
 }
 
-// answerFor compares a device with a resource as if there were no other resource. The second result is the first selector that the device
-// meets, or -1.
+// answerFor compares a device with a resource as if there were no other. The second result is the first selector that the device meets,
+// or -1.
 func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
 	d.bindTo = r.Driver
 	a, selector := Answer{Place: r.Place, Resource: r.FullName()}, -1
@@ -140,7 +140,7 @@ func (s *selector) answerFor(d subject) selectorAnswer {
 	return a
 }
 
-// whyUnmet returns the reason why a device meets none of the selectors.
+// whyUnmet returns why a device meets none of the selectors.
 func whyUnmet(selectors []selectorAnswer) string {
 	if len(selectors) > 1 {
 		return "meets no selector"
@@ -150,7 +150,7 @@ func whyUnmet(selectors []selectorAnswer) string {
 	return fmt.Sprintf("%s is %s, not %s", c.Name, quoteEmpty(c.Found), c.Want)
 }
 
-// whyMet returns the reason why a resource has a device that meets the given selector.
+// whyMet returns why a resource has a device that meets the given selector.
 func (r *Resource) whyMet(selector int) string {
 	switch {
 	case len(r.Unserved) > 0:

@@ -12,8 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// explainDevice returns the lines of the explanation for a device. The first line of the explanation is the reason, and the other lines are
-// the result and the conditions of each resource.
+// explainDevice returns the explanation for a device: the reason, then the result and the conditions of each resource.
 func explainDevice(c *Config, name string, env Env) []string {
 	var out []string
 	for _, e := range Explain(c, workerMachine(), env) {
@@ -36,7 +35,6 @@ func explainDevice(c *Config, name string, env Env) []string {
 	return out
 }
 
-// TestExplain checks the explanation for each possible result.
 func TestExplain(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","selectors":[{"pfNames":["ens1f0#0-1"],"drivers":["iavf"]},{"numaNodes":[1],"isRdma":true}]},
@@ -103,8 +101,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestFindings checks that Findings reports each selector value that no device of the node has. This finding must also contain the values
-// that the node's devices have.
+// TestFindings checks that each selector value that no device of the node has is reported, with the values that they have.
 func TestFindings(t *testing.T) {
 	quiet := `{"resourceName":"q","selectors":{"pfNames":["ens1f0"]}}`
 	for _, test := range []struct{ config, want string }{

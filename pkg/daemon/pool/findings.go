@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// Findings returns warnings about a configuration on this node, such as configured devices that the node does not have. The findings are in
-// the order of the configuration. The findings are not errors, because many nodes with different devices may use the same configuration.
+// Findings returns warnings about a configuration on this node, such as devices that the node does not have, in the order of the
+// configuration. They are no errors, because nodes with different devices may use the same configuration.
 func Findings(c *Config, s *pci.Snapshot, env Env) []strict.Problem {
 	f := findings{node: newNode(s, env), c: c, Report: strict.Report{Notes: slices.Clone(c.Notes)}}
 	f.verdicts = c.matchAll(f.node)

@@ -10,7 +10,6 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// pciAddr returns the PCI address with the given bus, device and function.
 func pciAddr(bus, device, function int) pci.Address {
 	a, err := pci.ParseAddress(fmt.Sprintf("0000:%02x:%02x.%d", bus, device, function))
 	if err != nil {
@@ -19,7 +18,6 @@ func pciAddr(bus, device, function int) pci.Address {
 	return a
 }
 
-// The type card describes a network card of a test machine.
 type card struct {
 	bus, node  int
 	root       string
@@ -51,7 +49,6 @@ func newMachine(n int, cards ...card) *pci.Snapshot {
 	return s
 }
 
-// portDevices returns the PF and the VFs of one port of a card.
 func (c card) portDevices(port int) []pci.Device {
 	pf := pci.Device{Address: pciAddr(c.bus, 0, port), Vendor: c.vendor, Product: "1592", Class: 0x020000, Driver: "ice", NUMANode: c.node,
 		Root:       c.root,
@@ -73,7 +70,6 @@ func (c card) portDevices(port int) []pci.Device {
 	return out
 }
 
-// onePool returns a pool with all VFs of a machine.
 func onePool(t testing.TB, s *pci.Snapshot) Pool {
 	t.Helper()
 	c, err := Parse(Source{File: "config.json", Prefix: "intel.com"}, []byte(`{"resourceList":[{"resourceName":"vf","unknownNuma":"all"}]}`))

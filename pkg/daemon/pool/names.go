@@ -21,20 +21,20 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// The following limits apply to the names of extended resources. A Kubernetes quota refers to a resource by its name with the prefix
-// "requests.". The name with the prefix "requests." must also be valid.
+// Limits for the names of extended resources, which must be valid also with the prefix "requests.", by which a Kubernetes quota refers
+// to them.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")
 	maxNode   = 1023 // largest ID of a NUMA node in the kernel
 )
 
-// The constant noNUMA is the suffix in the name of a resource whose devices have an unknown NUMA node. The suffix _nonuma is used if other
-// devices of the same configuration entry have a known NUMA node.
+// noNUMA is the suffix of a resource whose devices have an unknown NUMA node while others of the same configuration entry have a known
+// one.
 const noNUMA = "_nonuma"
 
-// numaSuffix returns the suffix in the name of the resource for one NUMA node. A valid name stays valid with this suffix: names of extended
-// resources may contain letters, digits, "-", "_" and ".". The last character must be a letter or digit.
+// numaSuffix returns the suffix of a resource's name for one NUMA node. Names stay valid with it: they may contain letters, digits,
+// "-", "_" and ".", and end with a letter or digit.
 func numaSuffix(node int) string { return fmt.Sprintf("_numa%d", node) }
 
 func resourceName(s string) (string, error) {
@@ -60,7 +60,7 @@ func resourcePrefix(s string) (string, error) {
 	return s, nil
 }
 
-// interfaceName checks the name of an interface. interfaceName also accepts alternative names, which may be longer than 15 bytes.
+// interfaceName checks the name of an interface. It also accepts alternative names, which may be longer than 15 bytes.
 func interfaceName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || len(s) > 127 ||
 		strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("/#:", c) }) {
@@ -76,8 +76,7 @@ func hostPattern(s string) (string, error) {
 	return s, nil
 }
 
-// onHost reports whether an entry with the given host patterns applies to a host. A configuration entry without host patterns applies to
-// all hosts.
+// onHost reports whether an entry with these host patterns applies to a host. Without patterns, it applies to all.
 func onHost(patterns []string, host string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
 		ok, _ := path.Match(p, host)
@@ -126,8 +125,8 @@ func (r *reader) checkNames(resources []Resource) {
 	}
 }
 
-// checkKeys reports an error for a name that is too long for the suffix of a NUMA node, and for selectors that require RDMA with a driver
-// that does not support it.
+// checkKeys reports a name that is too long for the suffix of a NUMA node, and selectors that require RDMA with a driver that does not
+// support it.
 func (r *reader) checkKeys(res *Resource, keys map[string]strict.Place) {
 	if most := maxName - len(numaSuffix(maxNode)); res.SplitByNUMA && len(res.Name) > most {
 		r.Fail(keys["resourceName"], "%+.80q: want at most %d characters with splitByNuma", res.Name, most)

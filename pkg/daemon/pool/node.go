@@ -13,27 +13,26 @@ import (
 type Env struct {
 	// DefaultRoute contains the names of the interfaces with a default route.
 	DefaultRoute []string
-	// Last contains, for each device, the attributes that the device had while its interface was on the node. Selectors use these stored
-	// attributes while the interface of the device is in a pod. If the driver of a device changes, its stored attributes are invalid.
+	// Last has the attributes of each device as they were while its interface was on the node. Selectors use them while it is in a pod,
+	// unless the driver has changed.
 	Last map[pci.Address]pci.Device
 }
 
-// The type node is a machine with its devices and the data that selectors need about each device.
+// node is a machine with its devices and the data that selectors need about each device.
 type node struct {
 	*pci.Snapshot
 	env      Env
 	subjects []subject // in the order of Devices
 }
 
-// The type subject is a device with the data that selectors compare.
+// subject is a device with the data that selectors compare.
 type subject struct {
 	pci.Device
 	pf     *pci.Device // the PF of a VF, otherwise the device itself
 	bindTo string      // driver that the resource binds devices to
 }
 
-// newNode returns a value of type node for a snapshot of a machine. If the interface of a device is in a pod, its attributes are from
-// env.Last.
+// newNode returns the node of a snapshot. A device whose interface is in a pod has its attributes from env.Last.
 func newNode(s *pci.Snapshot, env Env) *node {
 	n := &node{s, env, make([]subject, len(s.Devices))}
 	for i, d := range s.Devices {
@@ -69,7 +68,6 @@ func (n *node) index(a pci.Address) (int, bool) {
 	return slices.BinarySearchFunc(n.subjects, a, func(d subject, a pci.Address) int { return d.Address.Compare(a) })
 }
 
-// pfs() returns the names of all PFs.
 func (n *node) pfs(names func(subject) []string) (out []string) {
 	for _, d := range n.subjects {
 		if !d.IsVF() && d.TotalVFs > 0 {
@@ -79,13 +77,12 @@ func (n *node) pfs(names func(subject) []string) (out []string) {
 	return out
 }
 
-// isOnline reports whether the NUMA node with the given ID is online.
 func (n *node) isOnline(id int) bool {
 	return slices.ContainsFunc(n.Nodes, func(n pci.Node) bool { return n.ID == id })
 }
 
-// multiNUMA reports whether the machine has more than one NUMA node. On a machine with a single NUMA node, the location of devices is
-// irrelevant, and firmware often does not report it.
+// multiNUMA reports whether the machine has more than one NUMA node. With a single one, the location of devices does not matter, and
+// firmware often does not report it.
 func (n *node) multiNUMA() bool { return len(n.Nodes) > 1 }
 
 // nodeKnown reports whether the NUMA node of a device is known and online. The kubelet ignores NUMA nodes that are unknown or not online.
@@ -102,10 +99,9 @@ func (c *Config) whyBusy(n *node, i int) string {
 	return n.defaultRoute(d)
 }
 
-// whyReserved checks a PCI function that is not a VF. whyReserved returns the reason why pods must not get this PCI function, or "" if pods
-// may get it. A PF is offered only if offerWhole is set, or if offerPf is set and the PF has no VFs. A pod that gets a PF could control all
-// VFs of this PF. By default, a PF with the driver vfio-pci cannot have VFs. A PCI function with an unreadable file is not offered, because
-// it may be a PF.
+// whyReserved returns why pods must not get a function that is not a VF, or "". A pod that gets a PF could control all its VFs, so a PF
+// needs offerWhole, or offerPf and no VFs. With vfio-pci, a PF cannot have VFs by default. A function with an unreadable file is not
+// offered, because it may be a PF.
 func (c *Config) whyReserved(d subject) string {
 	var entry pfEntry
 	if i := c.entryOf(d); i >= 0 {
@@ -140,7 +136,7 @@ func (n *node) defaultRoute(d *pci.Device) string {
 	return ""
 }
 
-// matches() reports whether the entry of the list pfs identifies the given PF.
+// matches reports whether the entry of the list pfs identifies the given PF.
 func (pf *pfEntry) matches(d subject) bool {
 	if d.IsVF() {
 		return false

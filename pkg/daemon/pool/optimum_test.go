@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferIsOptimal compares Prefer with all subsets of devices: no other subset has lower costs, and none on the same NUMA nodes
-// has lower costs there.
+// TestPreferIsOptimal compares Prefer with all subsets of devices: none has lower costs, and none on the same NUMA nodes has lower
+// costs there.
 func TestPreferIsOptimal(t *testing.T) {
 	for _, policy := range []Policy{NUMABestFit, Pack, Balance, DistinctPF} {
 		for seed := range uint64(2000) {
@@ -35,8 +35,7 @@ func (c randomQuery) checkOptimal(t *testing.T, seed uint64, got []string, costs
 	}
 }
 
-// TestPreferAsksNoOrder checks that Prefer returns the same result for any order of the devices in its arguments. Prefer must not change
-// the slices in its arguments.
+// TestPreferAsksNoOrder checks that Prefer returns the same for any order of its arguments, and does not change them.
 func TestPreferAsksNoOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		c := randomCase(seed)
@@ -71,8 +70,8 @@ type randomQuery struct {
 	of              map[string]pci.Device
 }
 
-// randomCase returns a random machine with at most four NUMA nodes and twelve VFs. The devices of one card may be on several NUMA nodes, or
-// on an unknown NUMA node.
+// randomCase returns a random machine with at most four NUMA nodes and twelve VFs. A card's devices may be on several NUMA nodes or an
+// unknown one.
 func randomCase(seed uint64) randomQuery {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	count := 1 + rng.IntN(4)
@@ -199,7 +198,6 @@ func (c randomQuery) perPF(chosen []string) map[string]int {
 	return pfs
 }
 
-// sortedValues returns the values of a map in descending order.
 func sortedValues[K comparable](m map[K]int) []int {
 	out := append(slices.Collect(maps.Values(m)), make([]int, 12-len(m))...)
 	slices.Sort(out)

@@ -45,7 +45,7 @@ func Prefer(policy Policy, t *Topology, available, must []string, size int) []st
 	return t.sorted(append(c.chosen, unknown[:max(0, min(c.need, len(unknown)))]...))
 }
 
-// The type choice holds the state of one call of Prefer. PFs are numbers.
+// choice is the state of one call of Prefer. PFs are numbers.
 type choice struct {
 	*Topology
 	chosen []string
@@ -130,7 +130,6 @@ func (c *choice) take(pf int) {
 	c.need--
 }
 
-// those returns the PFs that a filter accepts.
 func (c *choice) those(accepts func(pfGroup) bool) (out []int) {
 	for pf, g := range c.pfs {
 		if accepts(g) {

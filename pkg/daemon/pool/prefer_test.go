@@ -13,8 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestPreferExamples shows the effect of each policy on a machine with two NUMA nodes. Each NUMA node of this machine has two cards, and
-// each card has two ports with VFs 0-3.
+// TestPreferExamples shows the effect of each policy on a machine with two NUMA nodes, each with two cards of two ports with VFs 0-3.
 func TestPreferExamples(t *testing.T) {
 	var cards []card
 	for i := range 4 {

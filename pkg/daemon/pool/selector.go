@@ -21,7 +21,6 @@ var (
 	acpiIndexForm = regexp.MustCompile(`^[0-9]{1,10}$`)
 )
 
-// readSelectors reads one selector or a list of selectors.
 func (r *reader) readSelectors(v strict.Value) []selector {
 	if _, several := v.Data.(strict.List); !several {
 		return []selector{r.readSelector(v)}
@@ -77,7 +76,7 @@ func (r *reader) selectorKeys(s *selector) strict.Fields {
 	return fields
 }
 
-// add() adds a condition to the selector. An empty list of values adds no condition.
+// add adds a condition to the selector. An empty list of values adds no condition.
 func (s *selector) add(v strict.Value, t test) {
 	if list, ok := v.Data.(strict.List); !ok || len(list) > 0 {
 		s.Conditions = append(s.Conditions, condition{v.Place, v.Name, t})
@@ -120,7 +119,7 @@ func pciAddress(s string) (string, error) {
 // maxVFs is the maximum number of VFs of a PF in PCI Express.
 const maxVFs = 65535
 
-// The type pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
+// pfRange is a PF with all or some of its VFs, such as ens1f0#0-3,7,9.
 type pfRange struct {
 	text, pf string
 	vfs      []vfconfig.Range // empty means the PF with all its VFs
@@ -147,8 +146,7 @@ func rangeOf(check func(string) (string, error)) func(string) (pfRange, error) {
 	}
 }
 
-// contains() reports whether a device is in one of the ranges of VFs. A device that is not a VF has no index, and is therefore in no range
-// of VFs.
+// contains reports whether a device is in one of the ranges of VFs, which only a VF can be.
 func (p pfRange) contains(d subject) bool {
 	return len(p.vfs) == 0 || slices.ContainsFunc(p.vfs, func(r vfconfig.Range) bool { return r.Has(d.VFIndex) })
 }

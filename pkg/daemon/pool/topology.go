@@ -10,8 +10,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// Topology contains the NUMA node, the card and the PF of each device of a pool. Build a Topology once, and use it for many calls of
-// Prefer.
+// Topology is the NUMA node, the card and the PF of each device of a pool. Build it once for many calls of Prefer.
 type Topology struct {
 	*node
 	rank map[string]int // device ID to its place among all devices, by the PF's address and then by VF index
@@ -19,18 +18,17 @@ type Topology struct {
 	pfs  []pfGroup
 }
 
-// The type pfGroup is the group of all devices of one PF and one NUMA node in the pool. A device without a PF has its own group.
+// pfGroup is the group of all devices of one PF and one NUMA node in the pool. A device without a PF has its own group.
 type pfGroup struct {
 	pf         pci.Address
 	node       int
 	root, card string
 }
 
-// The constant "unreachable" is the distance between two NUMA nodes if the firmware reports no distance. In the ACPI SLIT, this value means
-// that no path exists.
+// unreachable is the distance between two NUMA nodes if the firmware reports none. In the ACPI SLIT, it means that no path exists.
 const unreachable = 255
 
-// NewTopology returns the topology of the devices of a pool. NewTopology uses the PCI addresses of the devices as their IDs.
+// NewTopology returns the topology of the devices of a pool. It uses the PCI addresses of the devices as their IDs.
 func NewTopology(p Pool, s *pci.Snapshot) *Topology {
 	t := &Topology{node: &node{Snapshot: s}, rank: map[string]int{}, pfOf: map[string]int{}}
 	for i, d := range slices.SortedFunc(slices.Values(p.Devices), compareRank) {
@@ -71,8 +69,7 @@ func compareRank(a, b Device) int {
 		cmp.Compare(a.VFIndex, b.VFIndex), a.Address.Compare(b.Address))
 }
 
-// nodeOf returns the NUMA node of a device. On a machine with one NUMA node, nodeOf always returns Unknown, because the NUMA node of a
-// device is irrelevant there.
+// nodeOf returns the NUMA node of a device, or Unknown on a machine with only one, where it does not matter.
 func (n *node) nodeOf(d *pci.Device) int {
 	if n.multiNUMA() && n.nodeKnown(d) {
 		return d.NUMANode
@@ -80,8 +77,8 @@ func (n *node) nodeOf(d *pci.Device) int {
 	return pci.Unknown
 }
 
-// failureDomains returns the PCI root of a device, and its card. Two ports belong to the same card if they are PCI functions of the same
-// slot or have the same switch ID.
+// failureDomains returns a device's PCI root and card. Two ports are on the same card if they are functions of the same slot or have
+// the same switch ID.
 func (n *node) failureDomains(d *pci.Device) (root, card string) {
 	pf := d
 	if found, ok := n.Device(d.PF); ok {

@@ -8,7 +8,6 @@ import (
 	"github.com/podlace/podlace/pkg/strict"
 )
 
-// readDeviceType reads the key deviceType of a resource.
 func (r *reader) readDeviceType(v strict.Value, res *Resource) {
 	if res.otherType = v.Data == "accelerator" || v.Data == "auxNetDevice"; res.otherType {
 		r.unserved.Note(v.Place, "unsupported: %s; want netDevice", v.Data)

@@ -33,8 +33,8 @@ func TestParseOperator(t *testing.T) {
 	}
 }
 
-// TestUnserved checks that a resource with an unsupported key is not offered. TestUnserved also checks that later resources in the list do
-// not get the devices of this resource. All resources without an unsupported key are offered.
+// TestUnserved checks that a resource with an unsupported key is not offered, that later resources do not get its devices, and that all
+// others are offered.
 func TestUnserved(t *testing.T) {
 	const fast = `{"resourceName":"fast","selectors":{"drivers":["iavf"]}}`
 	for _, test := range []struct{ entry, why, pools string }{

@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// The following constants are the default values of the flags that AddFlags adds.
+// Default values of the flags that AddFlags adds.
 const (
 	Default       = "/etc/pcidp/config.json"
 	DefaultPrefix = "intel.com"

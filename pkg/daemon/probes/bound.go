@@ -12,16 +12,15 @@ import (
 // maxConns is the maximum number of open connections for probes and metrics. Each open connection needs about 13 KiB of memory.
 const maxConns = 64
 
-// openConns limits the number of open connections of a server. If there are more than maxConns connections, openConns closes the oldest
-// connection that waits for a request. If no connection waits for a request, openConns closes the oldest connection. Without this limit, a
-// client with many idle connections could use much memory or delay a probe.
+// openConns limits a server's open connections, because many idle ones could use much memory or delay a probe. Above maxConns, it
+// closes the oldest that waits for a request, or the oldest of all if none does.
 type openConns struct {
 	mu   sync.Mutex
 	all  []net.Conn // oldest first
 	busy map[net.Conn]bool
 }
 
-// track() is the function for the field ConnState of http.Server.
+// track is the ConnState of an http.Server.
 func (o *openConns) track(conn net.Conn, state http.ConnState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

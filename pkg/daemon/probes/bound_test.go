@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestOpenConns checks that, above the limit, the oldest connection that waits for a request is closed. A connection with a running request
-// must be closed only if all connections have a running request.
+// TestOpenConns checks that above the limit, the oldest connection that waits for a request is closed, and one with a running request
+// only if all have one.
 func TestOpenConns(t *testing.T) {
 	o := openConns{busy: map[net.Conn]bool{}}
 	var ends []net.Conn

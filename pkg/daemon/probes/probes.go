@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probes serves the HTTP endpoints of a daemon: /healthz and /readyz for the kubelet, and /metrics for Prometheus. Package probes
-// limits the number of connections and the duration of each request. If another program removes the unix socket of the server, package
-// probes creates the socket again.
+// Package probes serves a daemon's HTTP endpoints: /healthz and /readyz for the kubelet, /metrics for Prometheus. It limits the number
+// of connections and the duration of each request, and creates its unix socket again if another program removes it.
 package probes
 
 import (
@@ -21,8 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// UnixPrefix is the prefix of an address that contains the path of a unix socket. Only root can use the unix socket at this path. An
-// address without UnixPrefix has the form host:port.
+// UnixPrefix begins an address that is the path of a unix socket for root only. Other addresses are host:port.
 const UnixPrefix = "unix:"
 
 // Server answers health probes and scrapes of Prometheus.
@@ -32,8 +30,8 @@ type Server struct {
 	Log     *slog.Logger
 }
 
-// Start serves the HTTP endpoints at host:port or unix:/path until ctx is done. For a unix socket, Start also runs a goroutine that removes
-// the socket file when ctx is done. The caller can use the WaitGroup in the argument "running" to wait for the end of this goroutine.
+// Start serves at host:port or unix:/path until ctx is done. For a unix socket, `running` waits for the goroutine that then removes the
+// file.
 func (s Server) Start(ctx context.Context, address string, running *sync.WaitGroup) error {
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		return ServeSocket(ctx, path, s.Log, running, func(ctx context.Context, l *net.UnixListener) { s.serve(ctx, l) })
@@ -65,9 +63,8 @@ func (s Server) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// AskReady asks a server over HTTP whether it is ready. The readiness probe of a container sends the same request. The argument "address"
-// of AskReady is the address at which Start serves the HTTP endpoints. If the server is not ready, the error of AskReady contains the
-// reason.
+// AskReady asks the server at the address of Start over HTTP whether it is ready, as the readiness probe of a container does. If it is
+// not, the error has the reason.
 func AskReady(ctx context.Context, address string) error {
 	network, where := "tcp", address
 	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {

@@ -18,12 +18,10 @@ import (
 	"time"
 )
 
-// MaxSocketPath is the maximum length of a socket's path. According to unix(7), the field sun_path has 108 bytes, including a terminating
-// zero.
+// MaxSocketPath is the maximum length of a socket's path: sun_path has 108 bytes with a terminating zero (unix(7)).
 const MaxSocketPath = 107
 
-// lookEvery is the time between two checks of the socket file. These checks are necessary because another program may remove the socket
-// file.
+// lookEvery is how often the socket file is checked, because another program may remove it.
 const lookEvery = time.Second
 
 // RandomHex returns eight random hexadecimal digits.
@@ -39,8 +37,8 @@ type SocketID struct {
 	made       int64 // nanoseconds since 1970, because inode numbers are reused
 }
 
-// Same reports whether two IDs belong to the same socket. The result of Same is valid only while the caller has the socket open. After the
-// socket is closed, the kernel may reuse its inode number for another socket.
+// Same reports whether two IDs belong to the same socket. It is valid only while the caller has the socket open, because the kernel may
+// reuse the inode number afterwards.
 func (id SocketID) Same(other SocketID) bool { return id.dev == other.dev && id.inode == other.inode }
 
 // SocketAt returns the ID of the socket at a path. If there is no socket at this path, the second result of SocketAt is false.
@@ -53,8 +51,8 @@ func SocketAt(path string) (id SocketID, ok bool) {
 	return SocketID{st.Dev, st.Ino, st.Ctim.Nano()}, true
 }
 
-// replaceSocket creates a socket and its folder. If another instance of the program has a socket at this path, replaceSocket replaces it.
-// After the replacement, this instance of the program receives the requests. replaceSocket does not replace a file that is not a socket.
+// replaceSocket creates a socket and its folder. It replaces the socket of another instance, whose requests then come here, but not a
+// file that is no socket.
 func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, SocketID{}, err
@@ -69,9 +67,8 @@ func replaceSocket(path string) (*net.UnixListener, SocketID, error) {
 	return Listen(path)
 }
 
-// ServeSocket serves a socket until ctx is done. The caller can use the WaitGroup in the argument "running" to wait for the end of the
-// goroutines that ServeSocket starts. If another program removes the socket, ServeSocket creates the socket again. ServeSocket also creates
-// the socket again if another instance replaced it and then ended.
+// ServeSocket serves a socket until ctx is done; `running` waits for its goroutines. It creates the socket again if another program
+// removes it, or if another instance replaced it and then ended.
 func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sync.WaitGroup,
 	serve func(context.Context, *net.UnixListener)) error {
 	l, own, err := replaceSocket(path)
@@ -89,8 +86,8 @@ func ServeSocket(ctx context.Context, path string, log *slog.Logger, running *sy
 	return nil
 }
 
-// awaitLost waits until no process serves the path. awaitLost then creates the socket again and returns the new listener. When ctx is done,
-// awaitLost removes the socket and returns nil.
+// awaitLost waits until no process serves the path, creates the socket again and returns the new listener. When ctx is done, it removes
+// the socket and returns nil.
 func awaitLost(ctx context.Context, path string, own SocketID, log *slog.Logger) (*net.UnixListener, SocketID) {
 	lastError := ""
 	for {
@@ -138,9 +135,8 @@ func RemoveStale(pattern string) {
 	}
 }
 
-// Listen creates a unix socket that only root can use. The socket file gets its final path only when the socket accepts connections. Until
-// the socket accepts connections, its file has a temporary name with a leading dot. The kubelet ignores files with a leading dot. When the
-// listener is closed, the socket file stays.
+// Listen creates a unix socket for root only. Until it accepts connections, its file has a temporary name with a leading dot, which the
+// kubelet ignores. The file stays when the listener is closed.
 func Listen(path string) (*net.UnixListener, SocketID, error) {
 	hidden := filepath.Join(filepath.Dir(path), "."+RandomHex())
 	if most := max(len(path), len(hidden)); most > MaxSocketPath {

@@ -15,8 +15,8 @@ import (
 // lookEvery is the time between two attempts to watch a folder that is missing.
 const lookEvery = time.Second
 
-// Folder calls changed() after each event in a folder, until ctx is done. The argument of changed() is the name of the file, or "" if any
-// file may have changed. The folder need not exist when Folder is called. The folder may also be deleted and created again.
+// Folder calls changed after each event in a folder until ctx is done, with the name of the file, or "" if any may have changed. The
+// folder may be missing, and be deleted and created again.
 func Folder(ctx context.Context, dir string, changed func(name string), log *slog.Logger) {
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, dir, changed); err != nil {
