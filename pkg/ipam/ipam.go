@@ -177,7 +177,7 @@ func delegate(r *plugin.Request, name, verb string) ([]byte, error) {
 		return stdout.Bytes(), nil
 	case errors.Is(err, child.ErrTimeout) && verb == "STATUS":
 		// The plugin may just be slow, and an error would make the runtime report the node as NotReady.
-		r.Log.Warn("the IPAM plugin does not answer", "ipam", name, "after", timeout)
+		r.Log.Warn("the IPAM plugin does not answer, which STATUS tolerates; if ADD fails too, see the plugin's own log", "ipam", name, "after", timeout)
 		return nil, nil
 	case errors.Is(err, child.ErrTimeout):
 		return nil, plugin.Errorf(plugin.CodeTryAgain, "no answer after %v", timeout)

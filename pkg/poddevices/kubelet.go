@@ -17,13 +17,8 @@ import (
 // Program asks the kubelet in place of the device plugin. It links gRPC, without which the sriov plugin starts faster.
 const Program = "podlace-podresources"
 
-<<<<<<< HEAD
 // killAfter is the time beyond its deadline in which the program must start and write its answer, also on a busy node.
 const killAfter = 3 * time.Second
-=======
-// killAfter is how long after the deadline Program may still write its answer.
-const killAfter = 500 * time.Millisecond
->>>>>>> a1664a315d66f8af8b631c15d483effd82d8d870
 
 // KubeletQuestion is what Program reads from standard input; it writes an Answer to standard output.
 type KubeletQuestion struct {
