@@ -303,7 +303,8 @@ func TestDelReadsItsRecordOnce(t *testing.T) {
 	}
 }
 
-// TestDelOfTwoFolders: a second ADD after a change of dataDir has left leases in both folders, and DEL releases both.
+// TestDelOfTwoFolders: a second ADD after a change of dataDir has left leases in both folders, and DEL releases both. An unusable folder of
+// the configuration is only logged, one of the record is an error.
 func TestDelOfTwoFolders(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -319,6 +320,15 @@ func TestDelOfTwoFolders(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"10.1.2.8"}, sortedKeys(changed.leasesOf())); diff != "" {
 		t.Error(diff)
+	}
+	l.ok(l.call("ADD", "c", ""))
+	kerneltest.Must(t, os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600), os.Rename(l.dir, l.dir+"~"), os.WriteFile(l.dir, nil, 0o600))
+	l.mustFail(changed.call("DEL", "c", ""), plugin.CodeIO, "lease folder")
+	kerneltest.Must(t, os.Remove(l.dir), os.Rename(l.dir+"~", l.dir))
+	a := changed.call("DEL", "c", "")
+	l.ok(a)
+	if left := l.leasesOf(); len(left) > 0 || !strings.Contains(a.log, changed.dir) {
+		t.Errorf("left %v; %s", left, a.log)
 	}
 }
 
