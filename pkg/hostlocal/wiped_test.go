@@ -20,7 +20,6 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -270,26 +269,6 @@ func TestStatusScansOnce(t *testing.T) {
 				t.Errorf("STATUS opened %s %d times, want %d", name, n, want)
 			}
 		}
-	}
-}
-
-// TestVFOfEarlierBoot: the lease of a VF is its pod's, whose record has another interface name, and is in the folder of the network without
-// the suffix of a chained sriov. The clock was set back since.
-func TestVFOfEarlierBoot(t *testing.T) {
-	for _, suffix := range []string{"", ipam.ChainedSuffix} {
-		records := newLab(t, `"subnet":"10.1.2.0/30"`)
-		l := records
-		l.network, l.dir = l.network+suffix, l.dir+suffix
-		l.ok(l.call("ADD", "x", ""))
-		l.ok(l.call("DEL", "x", ""))
-		l.reboot()
-		l.put("10.1.2.2", "a\r\nnet1")
-		l.setAge("10.1.2.2", longAgo)
-		records.record("sriov", "a", map[string]any{"chained": suffix != "",
-			"vfs": []map[string]any{{"name": "net1", "addresses": []string{"10.1.2.2/30"}}}})
-		l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
-		kerneltest.Must(t, os.RemoveAll(filepath.Join(store.Root, records.network)))
-		l.mustGive("b", "10.1.2.2/30")
 	}
 }
 
