@@ -17,22 +17,22 @@ import (
 )
 
 // releaseVF restores a VF to its state before the attachment. releaseVF has no effect if the VF belongs to another attachment now, or to
-// no attachment.
-func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) error {
+// no attachment. The result ok is false if the VF has no journal.
+func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) (ok bool, err error) {
 	h, err := lockKnown(a)
 	if h == nil {
-		return err
+		return false, err
 	}
 	defer h.close()
 	j, ok, err := h.load()
 	if err != nil || !ok {
-		return err
+		return false, err
 	}
 	if j.Owner != owner {
 		n.r.Log.Info("the VF belongs to another pod now; leaving it unchanged", "vf", a, "pod", j.Pod)
-		return nil
+		return true, nil
 	}
-	return n.restoreVF(h, j)
+	return true, n.restoreVF(h, j)
 }
 
 // vfRestore holds the state of one restoration of a VF.
