@@ -247,7 +247,7 @@ func Recorded(r *plugin.Request) bool {
 
 // List returns all records that a plugin has in a network.
 func List(network, plugin string) ([]Record, error) {
-	all, _, err := readRecords(network, plugin+"-")
+	all, _, err := ReadRecords(network, plugin+"-")
 	return slices.DeleteFunc(all, func(rec Record) bool { return rec.Plugin != plugin }), err
 }
 
@@ -255,14 +255,14 @@ func List(network, plugin string) ([]Record, error) {
 func Scan() (records []Record, damaged []Damaged, err error) {
 	networks, err := Networks()
 	for _, network := range networks {
-		found, bad, e := readRecords(network, "")
+		found, bad, e := ReadRecords(network, "")
 		records, damaged, err = append(records, found...), append(damaged, bad...), errors.Join(err, e)
 	}
 	return records, damaged, err
 }
 
-// readRecords reads a network's record files whose names begin with the prefix. It also returns those that cannot be decoded.
-func readRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
+// ReadRecords reads a network's record files whose names begin with the prefix. It also returns those that cannot be decoded.
+func ReadRecords(network, prefix string) (records []Record, damaged []Damaged, err error) {
 	dir, err := store.Open(folder(network))
 	if err != nil {
 		return nil, nil, ignoreMissing(err)

@@ -68,7 +68,7 @@ func (g *GC[T]) fail(rec Record, err error) {
 // wrote. The caller removes all state with the hash in its name, and calls ReportUnreadable.
 func (g *GC[T]) Unreadable() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		records, damaged, err := readRecords(g.r.Network, g.r.Plugin+"-")
+		records, damaged, err := ReadRecords(g.r.Network, g.r.Plugin+"-")
 		g.errs = append(g.errs, err)
 		for _, rec := range records {
 			if _, err := StateOf[T](rec); err != nil {

@@ -104,7 +104,7 @@ func AllOf(plugin string) (all []Record, err error) {
 
 // Attachments returns the records of a network by attachment and plugin, and the record files that cannot be decoded.
 func Attachments(network string) (found map[Key]map[string]Record, damaged []Damaged, err error) {
-	records, damaged, err := readRecords(network, "")
+	records, damaged, err := ReadRecords(network, "")
 	found = map[Key]map[string]Record{}
 	for _, rec := range records {
 		if found[rec.Key] == nil {

@@ -160,7 +160,7 @@ func TestGCUnreadable(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || gc.Err() != nil {
 		t.Errorf("%v\n%s", gc.Err(), diff)
 	}
-	if records, unreadable, _ := readRecords(t.Name(), "test-"); len(records) != 2 || len(unreadable) != 0 {
+	if records, unreadable, _ := ReadRecords(t.Name(), "test-"); len(records) != 2 || len(unreadable) != 0 {
 		t.Errorf("left %v, %v", records, unreadable)
 	}
 }

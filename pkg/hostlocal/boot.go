@@ -97,7 +97,7 @@ func (l *leases) isRecorded(is lease) bool {
 			others = others || len(addresses) > 0
 		}
 	}
-	return len(records) > 0 && !others
+	return (len(records) > 0 || l.unsure) && !others
 }
 
 // isReusable reports whether reclaim should probe the address of a lease: it is one of the set, and torn or of an earlier boot.

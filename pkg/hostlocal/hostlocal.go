@@ -93,14 +93,13 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 	return nil
 }
 
-// del releases the addresses in the record, or without one those in prevResult. If none is leased to the attachment, it reads all leases,
-// because the record may be lost and the runtime may have no result.
-func del(r *plugin.Request) error {
+// del releases the addresses in the record, or without them those in prevResult. If none of them is leased to the attachment, it reads all
+// leases: the record may be lost, and the runtime may have no result. If a record names a folder, only that one can make DEL fail.
+func del(r *plugin.Request) (err error) {
 	var att *attachment.Attachment // as in ADD
 	known, paths := r.Leased, []string{parseDir(r)}
 	if r.LockFile == nil {
 		var st state
-		var err error
 		if att, st, _, err = attachment.Take[state](r); err != nil {
 			return err
 		}
@@ -115,16 +114,18 @@ func del(r *plugin.Request) error {
 			known = append(known, p)
 		}
 	}
-	var errs []error
-	for _, path := range slices.Compact(paths) {
-		l, err := openLeases(store.Open, path, r.Network, r.Log, attachment.Waiting)
-		if err == nil {
-			err = l.releaseAll(r, known)
+	for i, path := range slices.Compact(paths) {
+		if err != nil {
+			r.Log.Warn("cannot release leases in the folder of dataDir; ADD used another one", "folder", paths[i-1], "error", err)
+		}
+		l, e := openLeases(store.Open, path, r.Network, r.Log, attachment.Waiting)
+		if e == nil {
+			e = l.releaseAll(r, known)
 			l.close()
 		}
-		errs = append(errs, ignoreMissing(err))
+		err = ignoreMissing(e)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return err
 	}
 	return att.Remove()

@@ -42,6 +42,7 @@ type leases struct {
 	unread   []error                          // records of the network that cannot be read
 	vfs      []attachment.Record              // the network's records of sriov, if listed
 	listed   bool
+	unsure   bool // some of them cannot be read, so a lease without a record may be of a VF
 }
 
 // makeFolder opens a lease folder, and makes it if it is missing.
@@ -185,11 +186,11 @@ func (l *leases) recordsOf(of plugin.Attachment) map[string]attachment.Record {
 		return map[string]attachment.Record{"": {}}
 	}
 	if !l.listed {
-		l.vfs, _ = attachment.List(network, "sriov")
-		l.listed = true
+		vfs, damaged, err := attachment.ReadRecords(network, "sriov-")
+		l.vfs, l.listed, l.unsure = vfs, true, err != nil || len(damaged) > 0
 	}
 	for _, rec := range l.vfs {
-		if rec.ContainerID == of.ContainerID && rec.Addresses()[of.IfName] != nil {
+		if _, ok := rec.Addresses()[of.IfName]; ok && rec.ContainerID == of.ContainerID {
 			records["sriov"] = rec
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
@@ -205,5 +206,31 @@ func TestForeignAddress(t *testing.T) {
 	l.mustGive("a", "10.1.2.3/24")
 	for _, addr := range []string{"10.1.2.1", "10.1.2.2"} {
 		l.mustFail(l.call("ADD", "b", `"runtimeConfig":{"ips":["`+addr+`"]}`), plugin.CodeAddressTaken, "the node has it or a route to it")
+	}
+}
+
+// TestVFOfEarlierBoot: the lease of a VF is its pod's, whose record has another interface name, and is in the folder of the network without
+// the suffix of a chained sriov. The clock was set back since. The ADD of the pod may still run, and its record may be damaged.
+func TestVFOfEarlierBoot(t *testing.T) {
+	for _, suffix := range []string{"", ipam.ChainedSuffix} {
+		records := newLab(t, `"subnet":"10.1.2.0/30"`)
+		l := records
+		l.network, l.dir = l.network+suffix, l.dir+suffix
+		l.ok(l.call("ADD", "x", ""))
+		l.ok(l.call("DEL", "x", ""))
+		l.reboot()
+		l.put("10.1.2.2", "a\r\nnet1")
+		l.setAge("10.1.2.2", longAgo)
+		records.record("sriov", "a", map[string]any{"chained": suffix != "",
+			"vfs": []map[string]any{{"name": "net1", "addresses": []string{"10.1.2.2/30"}}}})
+		l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
+		records.record("sriov", "a", map[string]any{"unfinished": true, "vfs": []map[string]any{{"name": "net1"}}})
+		l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
+		folder := filepath.Join(store.Root, records.network)
+		found, err := filepath.Glob(folder + "/sriov-*")
+		kerneltest.Must(t, err, os.WriteFile(found[0], []byte("{"), 0o600))
+		l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
+		kerneltest.Must(t, os.RemoveAll(folder))
+		l.mustGive("b", "10.1.2.2/30")
 	}
 }

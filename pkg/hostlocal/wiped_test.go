@@ -20,7 +20,6 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -273,26 +272,7 @@ func TestStatusScansOnce(t *testing.T) {
 	}
 }
 
-// The lease of a VF is its pod's, whose record has another interface name and is in the folder of the network without the suffix of a
-// chained sriov. The clock was set back since.
-func TestVFOfEarlierBoot(t *testing.T) {
-	for _, suffix := range []string{"", ipam.ChainedSuffix} {
-		records := newLab(t, `"subnet":"10.1.2.0/30"`)
-		l := records
-		l.network, l.dir = l.network+suffix, l.dir+suffix
-		l.ok(l.call("ADD", "x", ""))
-		l.ok(l.call("DEL", "x", ""))
-		l.reboot()
-		l.put("10.1.2.2", "a\r\nnet1")
-		l.setAge("10.1.2.2", longAgo)
-		records.record("sriov", "a", map[string]any{"chained": suffix != "",
-			"vfs": []map[string]any{{"name": "net1", "addresses": []string{"10.1.2.2/30"}}}})
-		l.mustFail(l.call("ADD", "b", ""), plugin.CodeExhausted, "no IP addresses available")
-		kerneltest.Must(t, os.RemoveAll(filepath.Join(store.Root, records.network)))
-		l.mustGive("b", "10.1.2.2/30")
-	}
-}
-
+// TestDelReadsItsRecordOnce: DEL opens the record of its attachment once.
 func TestDelReadsItsRecordOnce(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -302,7 +282,8 @@ func TestDelReadsItsRecordOnce(t *testing.T) {
 	}
 }
 
-// After an ADD with a changed dataDir left leases in both folders, DEL releases both.
+// TestDelOfTwoFolders: a second ADD after a change of dataDir has left leases in both folders, and DEL releases both. An unusable folder of
+// the configuration is only logged, one of the record is an error.
 func TestDelOfTwoFolders(t *testing.T) {
 	l := newLab(t, one)
 	l.mustGive("a", "10.1.2.2/24")
@@ -318,6 +299,15 @@ func TestDelOfTwoFolders(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"10.1.2.8"}, sortedKeys(changed.leasesOf())); diff != "" {
 		t.Error(diff)
+	}
+	l.ok(l.call("ADD", "c", ""))
+	kerneltest.Must(t, os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600), os.Rename(l.dir, l.dir+"~"), os.WriteFile(l.dir, nil, 0o600))
+	l.mustFail(changed.call("DEL", "c", ""), plugin.CodeIO, "lease folder")
+	kerneltest.Must(t, os.Remove(l.dir), os.Rename(l.dir+"~", l.dir))
+	a := changed.call("DEL", "c", "")
+	l.ok(a)
+	if left := l.leasesOf(); len(left) > 0 || !strings.Contains(a.log, changed.dir) {
+		t.Errorf("left %v; %s", left, a.log)
 	}
 }
 

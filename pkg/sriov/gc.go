@@ -75,5 +75,6 @@ func (s sriov) collectJournal(r *plugin.Request, j Holding) error {
 		return err
 	}
 	defer n.host.Close()
-	return n.releaseVF(j.Owner, j.Address)
+	_, err = n.releaseVF(j.Owner, j.Address)
+	return err
 }

@@ -191,6 +191,32 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
+// TestJournalLost: without the journal, DEL cannot restore the VF, and says what can. It says nothing of the VFs that a killed ADD had not
+// reached.
+func TestJournalLost(t *testing.T) {
+	const says = "podlace sriov reset " + vf0
+	for _, lost := range []string{filepath.Join(JournalFolder, vf0), JournalFolder} {
+		t.Run(filepath.Base(lost), func(t *testing.T) {
+			l := newLab(t)
+			l.allocate(vf0)
+			a := l.add("a")
+			text, err := os.ReadFile(l.journalOf(vf0))
+			must(t, err, os.RemoveAll(lost))
+			if o := l.OK(l.Call("DEL", "a")); strings.Count(o.Log, says) != 1 {
+				t.Errorf("log: %s", o.Log)
+			}
+			must(t, os.MkdirAll(JournalFolder, 0o700), os.WriteFile(l.journalOf(vf0), text, 0o600))
+			l.del("a", "prevResult", a.prev)
+			att, err := attachment.Open(&plugin.Request{Plugin: "sriov", Network: "net", ContainerID: "a", IfName: "eth0", NetnsPath: l.Pod.Path})
+			must(t, err, att.Save(attachmentState{VFs: []vf{{Address: address(t, vf0), Name: "net1"}}, Unfinished: true}))
+			att.Close()
+			if o := l.OK(l.Call("DEL", "a")); strings.Contains(o.Log, says) {
+				t.Errorf("log: %s", o.Log)
+			}
+		})
+	}
+}
+
 // TestInterrupted: the next ADD with the same key removes the residue of a killed ADD, but not the state of one that finished.
 func TestInterrupted(t *testing.T) {
 	l := newLab(t)

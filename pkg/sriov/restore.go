@@ -16,22 +16,23 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// releaseVF restores a VF to its state before the attachment. It is a no-op if the VF belongs to another attachment or none.
-func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) error {
+// releaseVF restores a VF to its state before the attachment. It is a no-op if the VF belongs to another attachment or none. ok is false
+// if the VF has no journal.
+func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) (ok bool, err error) {
 	h, err := lockKnown(a)
 	if h == nil {
-		return err
+		return false, err
 	}
 	defer h.close()
 	j, ok, err := h.load()
 	if err != nil || !ok {
-		return err
+		return false, err
 	}
 	if j.Owner != owner {
 		n.r.Log.Info("the VF belongs to another pod now; leaving it unchanged", "vf", a, "pod", j.Pod)
-		return nil
+		return true, nil
 	}
-	return n.restoreVF(h, j)
+	return true, n.restoreVF(h, j)
 }
 
 // vfRestore is one restoration of a VF.

@@ -256,7 +256,12 @@ func (s sriov) removeFromNode(r *plugin.Request, att *attachment.Attachment, st 
 func (s sriov) removeAttachment(n *nodeSide, att *attachment.Attachment, st attachmentState) error {
 	var errs []error
 	for _, v := range slices.Backward(st.VFs) {
-		errs = append(errs, n.releaseVF(att.Key, v.Address))
+		ok, err := n.releaseVF(att.Key, v.Address)
+		if err == nil && !ok && !st.Unfinished { // a killed ADD has journals only of the VFs that it reached
+			n.r.Log.Warn("the VF has no journal, so it keeps the pod's settings unless they were restored earlier: run 'podlace sriov reset "+
+				v.Address.String()+"' when no pod has the VF", "vf", v.Address)
+		}
+		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
