@@ -240,10 +240,12 @@ func TestManifests(t *testing.T) {
 		`{"kind": "Pod", "apiVersion": "v1", "spec": {}, "kind": "Pod"}`: "f:1:49: kind: error: duplicate key, first in line 1: only the last value counts [duplicate-key]",
 		"kind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec: {config: '{\"cniVersion\": \"1.0.0\", \"plugins\": [{\"type\": \"bridge\", \"brige\": 1}]}'}": "f:3:72: NetworkAttachmentDefinition a: " +
 			"spec.config: plugins[0].brige: warning: unknown key",
-		"kind: NetworkAttachmentDefinition\nspec: {config: {type: bridge}}": "f:2:8: NetworkAttachmentDefinition: spec.config: error: an object: want a string",
-		"kind: NetworkAttachmentDefinition\nspec: {confg: ''}":              "f:2:8: NetworkAttachmentDefinition: spec.confg: error: unknown key; did you",
-		"kind: NetworkAttachmentDefinition\nspec: x":                        "f:2:1: NetworkAttachmentDefinition: spec: error: \"x\": want an object",
-		"kind: ConfigMap\ndata: {node.json: '{\"podCIDRs\": [\"x\"]}'}":     "f:2:21: ConfigMap: data.node.json: podCIDRs: error",
+		"kind: NetworkAttachmentDefinition\nspec: {config: {type: bridge}}":          "f:2:8: NetworkAttachmentDefinition: spec.config: error: an object: want a string",
+		"kind: NetworkAttachmentDefinition\nspec: {confg: ''}":                       "f:2:8: NetworkAttachmentDefinition: spec.confg: error: unknown key; did you",
+		"kind: NetworkAttachmentDefinition\nspec: {conf: '{}'}":                      "f:2:8: NetworkAttachmentDefinition: spec.conf: warning: unknown key; did you mean config? [unknown-key]",
+		"kind: NetworkAttachmentDefinition\nspec: {config: '', configuration: '{}'}": "f:2:20: NetworkAttachmentDefinition: spec.configuration: warning: unknown key; did you mean config?",
+		"kind: NetworkAttachmentDefinition\nspec: x":                                 "f:2:1: NetworkAttachmentDefinition: spec: error: \"x\": want an object",
+		"kind: ConfigMap\ndata: {node.json: '{\"podCIDRs\": [\"x\"]}'}":              "f:2:21: ConfigMap: data.node.json: podCIDRs: error",
 		"kind: Pod": "f:1:1: Pod: spec: error: spec is missing",
 		"kind: List\nitems:\n- kind: Deployment\n  spec: {tmplate: {}}": "f:4:3: Deployment: spec.template.spec: error: spec.template.spec is missing",
 		"kind: Deployment\nmetadata: {annotations: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {template: {spec: {}}}": "f:2:26: Deployment: " +

@@ -106,6 +106,12 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 		c.keys(t, o.Get("spec"), reflect.TypeFor[struct {
 			Config string `json:"config"`
 		}]())
+		members, _ := o.Get("spec").Data.(strict.Object)
+		for _, v := range members {
+			if strict.Nearest(v.Name, []string{"config"}) == "" { // keys() reports the others
+				c.add(t, v.Place, plugin.UnknownKey, false, "unknown key; did you mean config?")
+			}
+		}
 		if config := o.Get("spec", "config"); config.Text() != "" { // otherwise Multus looks for a file on the node
 			c.json(t.inside(config, "spec.config"))
 		}
