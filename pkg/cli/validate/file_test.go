@@ -261,6 +261,8 @@ func TestManifests(t *testing.T) {
 		"kind: List\nitems: 7":                                                                    "f:2:1: items: error: 7: want a list [wrong-type]",
 		"kind: List\nitms: []":                                                                    "f:2:1: itms: error: unknown key; did you mean items?",
 		"kind: List\nitems:\n- 7":                                                                 "f:3:3: items[0]: error: 7: want an object [wrong-type]",
+		"kind: AllowList\nitems: [7]\n":                                                           "f:1:1: warning: there is nothing here that Podlace reads",
+		"kind: ConfigMapList\nitems: [7]\n":                                                       "f:2:9: items[0]: error: 7: want an object",
 		"kind: PodList\nitems:\n- {spec: {}}\n- metadata: {name: a}":                              "f:4:3: Pod a: spec: error: spec is missing",
 		"kind: PodList\nitems:\n- spec: {containers: [{ports: {}}]}":                              "f:3:24: Pod: spec.containers[0].ports: error: an object: want a list",
 		`{"kind": "List", "apiVersion": "v1", "items": [` + "\n" + `{"kind": "Pod", "spec": 7}]}`: "f:2:17: Pod: spec: error: 7: want an object",
