@@ -75,18 +75,20 @@ func (c *checker) keys(t part, v strict.Value, fields reflect.Type) {
 	}
 }
 
-// podTemplates returns each kind of object with a pod template, and the path to it.
-func podTemplates() map[string][]string {
+// kinds contains each kind of object that Podlace knows, with the path to its pod template if it has one. List is a list of kind "".
+func kinds() map[string][]string {
 	template := []string{"spec", "template"}
 	return map[string][]string{"Pod": {}, "Deployment": template, "DaemonSet": template, "StatefulSet": template, "ReplicaSet": template,
-		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}}
+		"ReplicationController": template, "Job": template, "CronJob": {"spec", "jobTemplate", "spec", "template"}, "": nil, "ConfigMap": nil,
+		"NetworkAttachmentDefinition": nil, "ResourceClaim": nil, "ResourceClaimTemplate": nil, "DeviceClass": nil}
 }
 
 // object checks a Kubernetes object and returns how many parts of it Podlace uses. kind applies if the object names none, as in a list of
 // an API server.
 func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	kind = cmp.Or(o.Get("kind").Text(), kind)
-	if of, ok := strings.CutSuffix(kind, "List"); ok {
+	of, list := strings.CutSuffix(kind, "List")
+	if _, ok := kinds()[of]; ok && list { // AllowList may be a custom resource
 		c.keys(t, o, reflect.TypeFor[struct {
 			Items []struct{} `json:"items"`
 		}]())
@@ -96,7 +98,7 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 		return known
 	}
 	t.object, t.key = o.Key+".", strings.TrimSpace(kind+" "+o.Get("metadata", "name").Text())
-	if path, ok := podTemplates()[kind]; ok {
+	if path := kinds()[kind]; path != nil {
 		c.pod(t, o, path)
 		return 1
 	}
@@ -106,6 +108,12 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 		c.keys(t, o.Get("spec"), reflect.TypeFor[struct {
 			Config string `json:"config"`
 		}]())
+		members, _ := o.Get("spec").Data.(strict.Object)
+		for _, v := range members {
+			if strict.Nearest(v.Name, []string{"config"}) == "" { // keys() reports the others
+				c.add(t, v.Place, plugin.UnknownKey, false, "unknown key; did you mean config?")
+			}
+		}
 		if config := o.Get("spec", "config"); config.Text() != "" { // otherwise Multus looks for a file on the node
 			c.json(t.inside(config, "spec.config"))
 		}

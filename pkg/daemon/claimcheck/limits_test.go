@@ -71,6 +71,9 @@ func TestCheckClaimLimits(t *testing.T) {
 			at + "constraints[0].matchAttribute: dra.net/foo: it is an attribute of dranet without a counterpart"},
 		{"attribute without domain", claimOf(oneVF + "    constraints: [{distinctAttribute: pf}]\n"),
 			at + "constraints[0].distinctAttribute: pf: want a domain and a name"},
+		{"two attributes", claimOf(oneVF + "    constraints: [{matchAttribute: sriov.podlace.io/numa, distinctAttribute: sriov.podlace.io/pf}]\n"),
+			at + "constraints[0]: want either matchAttribute or distinctAttribute\n"},
+		{"no attribute", claimOf(oneVF + "    constraints: [{requests: [vf]}]\n"), at + "constraints[0]: want either matchAttribute or distinctAttribute\n"},
 		{"two claims, one MAC", claimNamed("a", `mac: "02:00:00:00:00:0a"`) + "---\n" + claimNamed("b", `mac: "02:00:00:00:00:0A"`) +
 			podOf("Pod", "{name: one, resourceClaimName: a}, {name: two, resourceClaimName: b}"),
 			`Pod shop/web: spec.resourceClaims[1]: claim two: mac "02:00:00:00:00:0A": one of the pod sets the same value`},

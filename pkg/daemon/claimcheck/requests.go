@@ -168,7 +168,11 @@ func (c *checker) checkConstraints(m manifest, path string, d resourceapi.Device
 		if name == nil {
 			key, name = "distinctAttribute", constraint.DistinctAttribute
 		}
-		if name == nil || !slices.ContainsFunc(here, func(o option) bool { return o.appliesTo(constraint.Requests) }) {
+		if (constraint.MatchAttribute == nil) == (constraint.DistinctAttribute == nil) { // of two, the scheduler would ignore distinctAttribute
+			c.fail("%s: want either matchAttribute or distinctAttribute", m.at(at))
+			continue
+		}
+		if !slices.ContainsFunc(here, func(o option) bool { return o.appliesTo(constraint.Requests) }) {
 			continue
 		}
 		domain, id, full := strings.Cut(string(*name), "/")

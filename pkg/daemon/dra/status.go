@@ -90,7 +90,12 @@ func (w *statusWriter) writeAll(ctx context.Context) (wait time.Duration) {
 		return !slices.ContainsFunc(records, func(r claim.Record) bool { return r.Claim().UID == uid })
 	}
 	maps.DeleteFunc(w.written, func(uid, _ string) bool { return ended(uid) })
-	maps.DeleteFunc(w.next, func(uid string, _ time.Time) bool { return ended(uid) })
+	for uid := range w.next {
+		if ended(uid) {
+			w.pauses.Forget(uid)
+			delete(w.next, uid)
+		}
+	}
 	wait = statusForbidden
 	for _, r := range records {
 		uid := r.Claim().UID

@@ -181,6 +181,14 @@ func TestStatusForbidden(t *testing.T) {
 	if tries["web"] != 3 || wait("c-1") > 0 {
 		t.Errorf("tries %v for a claim that was deleted, again in %s", tries, wait("c-1"))
 	}
+	answers["bad"] = errors.New("too many requests")
+	delete(w.next, "c-2")
+	w.writeAll(t.Context())
+	failed := w.pauses.NumRequeues("c-2")
+	must(t, claim.Remove(l.options.Claims, "c-2"))
+	if w.writeAll(t.Context()); failed != 1 || w.pauses.NumRequeues("c-2") != 0 {
+		t.Errorf("%d failures of a claim, and %d after its end", failed, w.pauses.NumRequeues("c-2"))
+	}
 }
 
 // TestHealth: in both versions of the API, the kubelet gets reports about prepared devices only, at once after a change and after
