@@ -57,7 +57,8 @@ func (l Limit) bucket(mtu int, latency time.Duration, fair bool) *kernel.Bucket 
 // to represent the time that it takes at the rate.
 func logBurst(r *plugin.Request, direction string, asked Limit, got *kernel.Bucket) {
 	if got != nil && asked.Burst > 0 && asked.Burst/8 != uint64(got.Burst) {
-		r.Log.Warn("burst, in bits, is out of bounds and was clamped", "direction", direction, "asked", asked.Burst, "applied", uint64(got.Burst)*8)
+		r.Log.Warn("burst, in bits, is out of bounds and was clamped", "direction", direction, "asked", asked.Burst,
+			"applied", uint64(got.Burst)*8)
 	}
 }
 

@@ -83,7 +83,7 @@ func EnsureVLANGateway(host *kernel.Node, g VLANGateway) error {
 	return fault.Ignore(err, unix.EEXIST) // many first pods may run concurrently
 }
 
-// compareVLANGateway returns an error with plugin.CodeStateDiffers if the kernel lacks the gateway's rules. It returns nil without nftables.
+// compareVLANGateway returns an error with plugin.CodeStateDiffers if the kernel lacks the gateway's rules, and nil without nftables.
 func compareVLANGateway(host *kernel.Node, g VLANGateway) error {
 	t, err := host.NFT.Open(nft.VLANTable)
 	if err != nil {

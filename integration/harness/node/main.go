@@ -47,7 +47,7 @@ func Skip(t testing.TB) {
 	}
 }
 
-// Main, which TestMain calls, runs the tests in a node and returns the exit code.
+// Main runs the tests in a node and returns the exit code. TestMain calls it.
 func (l Lab) Main(m *testing.M) int {
 	flag.Parse()
 	switch {

@@ -51,8 +51,8 @@ func newClasses() *cobra.Command {
 	return cmd
 }
 
-// Classes returns, as YAML, the DeviceClasses of those resources that are offered through DRA. Entries of one resource for several nodes have one
-// class, which needs the same settings from all of them.
+// Classes returns the DeviceClasses of the resources with the API DRA as YAML. Entries of one resource for several nodes share a class, so
+// their settings must be the same.
 func Classes(config *pool.Config) (string, error) {
 	owner := map[string]*pool.Resource{}
 	var b strings.Builder
