@@ -188,7 +188,7 @@ func (c *checker) checkAll() {
 		c.checkPods(m)
 	}
 	if c.example && len(c.served) > 0 {
-		c.notice("no VF with \"api\": \"dra\" is on this node, so it was not checked how many VFs the selectors match: give --slices, or run it on such a node")
+		c.notice("no VF with \"api\": \"dra\" is on this node, so it was not checked how many VFs match: give --slices, or run it on such a node")
 	}
 }
 

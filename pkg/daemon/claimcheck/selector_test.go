@@ -152,7 +152,7 @@ func TestNode(t *testing.T) {
 	}{
 		{"fits.yaml", cards, "", 0},
 		{"other.yaml", cards, `with "ens9f0", which no device here has: they have "ens0f0", "ens1f0"; did you mean "ens0f0"?` + "\n", 1},
-		{"other.yaml", t.TempDir(), "notice: no VF with \"api\": \"dra\" is on this node, so it was not checked how many VFs the selectors match: give --slices", 0},
+		{"other.yaml", t.TempDir(), "notice: no VF with \"api\": \"dra\" is on this node, so it was not checked how many VFs match: give --slices", 0},
 	} {
 		status, stdout, stderr := check(c.file, c.sysfs)
 		if status != c.status || !strings.Contains(stderr, c.says) || strings.Contains(stdout, "1 VF of example.com/fast") != (status == 0) {

@@ -87,15 +87,14 @@ func (w *statusWriter) writeAll(ctx context.Context) (wait time.Duration) {
 		return lastRetry
 	}
 	ended := func(uid string) bool {
-		return !slices.ContainsFunc(records, func(r claim.Record) bool { return r.Claim().UID == uid })
+		if slices.ContainsFunc(records, func(r claim.Record) bool { return r.Claim().UID == uid }) {
+			return false
+		}
+		w.pauses.Forget(uid)
+		return true
 	}
 	maps.DeleteFunc(w.written, func(uid, _ string) bool { return ended(uid) })
-	for uid := range w.next {
-		if ended(uid) {
-			w.pauses.Forget(uid)
-			delete(w.next, uid)
-		}
-	}
+	maps.DeleteFunc(w.next, func(uid string, _ time.Time) bool { return ended(uid) })
 	wait = statusForbidden
 	for _, r := range records {
 		uid := r.Claim().UID
