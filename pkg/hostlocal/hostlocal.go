@@ -82,7 +82,7 @@ func refuseSecond(r *plugin.Request, att *attachment.Attachment, l *leases) erro
 		return err
 	}
 	if !ok && attachment.Recorded(r) {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "the record of container %s is unreadable", r.ContainerID), "call DEL first")
+		return plugin.WithHint(plugin.Errorf(plugin.CodeAddressTaken, "container %s has an unreadable record", r.ContainerID), "call DEL first")
 	}
 	for _, p := range st.Addresses {
 		if is, ok := l.read(p.Addr()); ok && (is.unread != nil || owns(is.of, r.Attachment())) {
