@@ -30,42 +30,56 @@ func TestAgentKeys(t *testing.T) {
 	}
 }
 
-// TestEvents checks the list of what a cluster does to the agent. A line has the event, what the agent does, and its tests. They must
-// exist; at most five lines have none. What an admin needs of the list is in docs/CLUSTER.md.
+// TestEvents checks the list of what a cluster does to the agent. At most five lines have no test. What an admin needs of the list is in
+// docs/CLUSTER.md.
 func TestEvents(t *testing.T) {
 	const events = "integration/docs/testdata/cluster-events.tsv"
-	var tests strings.Builder
-	for _, dir := range []string{"pkg/agent/nodeagent", "pkg/agent/noderoutes", "pkg/kernel", "pkg/bridge", "integration/faults"} {
-		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
-		if err != nil || len(paths) == 0 {
-			t.Fatal(dir, err)
-		}
-		for _, path := range paths {
-			source, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			tests.Write(source)
-		}
-	}
-	rows, without := 0, 0
-	for line := range strings.Lines(readFile(t, events)) {
-		cells := strings.Split(strings.TrimSpace(line), "\t")
-		if len(cells) != 3 {
-			t.Fatalf("%s: %q: write \"EVENT\tAGENT\tTESTS\", or none in place of the tests", events, line)
-		}
-		rows++
-		if cells[2] == "none" {
-			without++
-			continue
-		}
-		for _, name := range strings.Split(cells[2], ", ") {
-			if !strings.Contains(tests.String(), "\nfunc "+name+"(t *testing.T)") {
-				t.Errorf("%s: %s: no package has %s: write the name of the test that shows this event", events, cells[0], name)
-			}
-		}
-	}
+	rows, without := checkEvents(t, events, testSource(t, "pkg/agent/nodeagent", "pkg/agent/noderoutes", "pkg/kernel", "pkg/bridge",
+		"integration/faults"))
 	if rows < 20 || without > 5 {
 		t.Errorf("%s: %d of %d lines have no test, 5 may: write its name into their third cell", events, without, rows)
 	}
+}
+
+// checkEvents checks a list of events: event, result, and the names of the tests that show it, or none. The tests must be in the source.
+func checkEvents(t *testing.T, events, source string) (rows, without int) {
+	t.Helper()
+	for line := range strings.Lines(readFile(t, events)) {
+		rows++
+		cells := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		switch {
+		case len(cells) != 3 || slices.Contains(cells, ""):
+			t.Errorf("%s:%d: write \"EVENT\\tRESULT\\tTestName TestName\", or none in place of the tests", events, rows)
+			continue
+		case cells[2] == "none":
+			without++
+			continue
+		}
+		for name := range strings.FieldsSeq(cells[2]) {
+			if !strings.Contains(source, "\nfunc "+name+"(t *testing.T)") {
+				t.Errorf("%s:%d: there is no %s: write the name of the test that shows this event", events, rows, name)
+			}
+		}
+	}
+	return rows, without
+}
+
+// testSource returns the source of the tests in folders, each of which must have some.
+func testSource(t *testing.T, dirs ...string) string {
+	t.Helper()
+	var source strings.Builder
+	for _, dir := range dirs {
+		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s has no tests: %v", dir, err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			source.Write(text)
+		}
+	}
+	return source.String()
 }

@@ -24,37 +24,10 @@ const draDocument = "docs/DRA.md"
 const draEvents = "integration/docs/testdata/dra-events.tsv"
 
 func TestDRAEvents(t *testing.T) {
-	var tests strings.Builder
-	for _, dir := range []string{"pkg/daemon/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/daemon/pool", "pkg/daemon/deviceplugin",
-		"pkg/cli", "pkg/daemon/claimcheck",
-		"integration/dra-sim", "integration/e2e/dra"} {
-		paths, err := filepath.Glob(filepath.Join(treeRoot, dir, "*_test.go"))
-		if err != nil || len(paths) == 0 {
-			t.Fatal(dir, err)
-		}
-		for _, path := range paths {
-			source, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			tests.Write(source)
-		}
-	}
-	lines := strings.Split(strings.TrimSuffix(readFile(t, draEvents), "\n"), "\n")
-	if len(lines) < 30 {
-		t.Errorf("%s has %d lines, at least 30 are wanted: restore the missing ones", draEvents, len(lines))
-	}
-	for n, line := range lines {
-		row := strings.Split(line, "\t")
-		if len(row) != 3 || slices.Contains(row, "") {
-			t.Errorf("%s:%d: write \"EVENT\\tRESULT\\tTestName TestName\"", draEvents, n+1)
-			continue
-		}
-		for name := range strings.FieldsSeq(row[2]) {
-			if !strings.Contains(tests.String(), "\nfunc "+name+"(t *testing.T)") {
-				t.Errorf("%s:%d: there is no %s: write the name of the test that shows this event", draEvents, n+1, name)
-			}
-		}
+	rows, without := checkEvents(t, draEvents, testSource(t, "pkg/daemon/dra", "pkg/claim", "pkg/sriov", "pkg/vfconfig", "pkg/daemon/pool",
+		"pkg/daemon/deviceplugin", "pkg/cli", "pkg/daemon/claimcheck", "integration/dra-sim", "integration/e2e/dra"))
+	if rows < 30 || without > 0 {
+		t.Errorf("%s has %d lines, %d without a test, at least 30 with tests are wanted: restore the missing ones", draEvents, rows, without)
 	}
 }
 

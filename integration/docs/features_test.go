@@ -4,8 +4,6 @@ package docs
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -48,16 +46,9 @@ func checkEvidence(t *testing.T, row, command string, targets, commands []string
 	case words[0] == "podlace" && !slices.Contains(commands, words[1]):
 		t.Errorf("%s: row %s: podlace has no command %s: name the command that shows this feature", features, row, words[1])
 	case strings.HasPrefix(command, "go test "):
-		var source strings.Builder
-		for _, w := range words[2:] {
-			files, _ := filepath.Glob(filepath.Join(treeRoot, w, "*_test.go"))
-			for _, file := range files {
-				data, _ := os.ReadFile(file)
-				source.Write(data)
-			}
-		}
+		source := testSource(t, slices.DeleteFunc(slices.Clone(words), func(w string) bool { return !strings.HasPrefix(w, "./") })...)
 		for _, name := range regexp.MustCompile(`Test\w+`).FindAllString(command, -1) {
-			if !strings.Contains(source.String(), "\nfunc "+name+"(") {
+			if !strings.Contains(source, "\nfunc "+name+"(") {
 				t.Errorf("%s: row %s: %s: there is no %s: name the test that shows this feature", features, row, command, name)
 			}
 		}

@@ -94,7 +94,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	if err := f.parse(); err != nil {
 		return err
 	}
-	list, err := f.read(stderr)
+	list, damaged, err := f.read(stderr)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (f lsFlags) list(stdout, stderr io.Writer) error {
 	default:
 		printAttachments(stdout, list, []string{"NAMESPACE"}, func(a *reconcile.Attachment) []string { return []string{a.State} })
 	}
-	return errors.Join(printUnreadable(stderr, f.network), err)
+	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
 // parse checks and parses the flags that select attachments.
@@ -159,26 +159,30 @@ func parseHostPort(text string) (port uint16, protocol string, err error) {
 
 // read returns the recorded attachments of the selected networks, with the records that cannot be read. The runtime's folder may be
 // missing, as on k3s nodes, because records need no configuration.
-func (f confFlags) read(stderr io.Writer) ([]*reconcile.Attachment, error) {
+func (f confFlags) read(stderr io.Writer) ([]*reconcile.Attachment, []attachment.Damaged, error) {
 	networks, notes, err := configurations(f.ConfDir)
 	switch {
 	case err != nil && f.named:
-		return nil, err
+		return nil, nil, err
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		notes = append(notes, err.Error())
 	}
 	for _, text := range notes {
 		printLine(stderr, text)
 	}
-	list, err := reconcile.List(networks)
+	records, damaged, err := attachment.Scan()
+	if err != nil {
+		return nil, nil, err
+	}
+	list, err := reconcile.ListOf(records, networks)
 	if err == nil {
 		err = f.checkNetwork(networks, list)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	damaged, err := unreadable(f.network)
-	return f.filterNetwork(reconcile.AddDamaged(list, damaged)), err
+	damaged = damagedIn(f.network, damaged)
+	return f.filterNetwork(reconcile.AddDamaged(list, damaged)), damaged, nil
 }
 
 func needRoot() error {

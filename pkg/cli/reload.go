@@ -82,21 +82,24 @@ func printReloaded(stdout, stderr io.Writer) error {
 	return printUnreadable(stderr, "")
 }
 
-// unreadable returns the unreadable records of a network, or of all.
-func unreadable(network string) ([]attachment.Damaged, error) {
-	_, damaged, err := attachment.Scan()
-	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network }), err
+// damagedIn returns those of the unreadable records that are of a network, or all.
+func damagedIn(network string, damaged []attachment.Damaged) []attachment.Damaged {
+	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network })
 }
 
-// printUnreadable prints the unreadable records of a network, or of all, with the reasons. Their attachments were skipped, so the command
-// ends with exitFailed.
+// printUnreadable prints the unreadable records of a network, or of all.
 func printUnreadable(stderr io.Writer, network string) error {
-	damaged, err := unreadable(network)
+	_, damaged, err := attachment.Scan()
+	return errors.Join(printDamaged(stderr, damagedIn(network, damaged)), err)
+}
+
+// printDamaged prints unreadable records with the reasons. Their attachments were skipped, so the command ends with exitFailed.
+func printDamaged(stderr io.Writer, damaged []attachment.Damaged) error {
 	for _, d := range damaged {
 		printLine(stderr, fmt.Sprintf("%s cannot be read and is skipped: %v; DEL of its pod removes its attachment", d.Path(), d.Reason))
 	}
 	if len(damaged) > 0 {
-		err = errors.Join(exitError(exitFailed), err)
+		return exitError(exitFailed)
 	}
-	return err
+	return nil
 }

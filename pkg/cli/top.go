@@ -115,7 +115,7 @@ func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 
 // measure returns the traffic of all live attachments with an interface on the node.
 func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, error) {
-	all, err := f.read(stderr)
+	all, _, err := f.read(stderr)
 	if err != nil {
 		return nil, err
 	}

@@ -82,7 +82,7 @@ func newTopology() *cobra.Command {
 }
 
 func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error {
-	list, err := f.read(stderr)
+	list, damaged, err := f.read(stderr)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	}
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
 	err = printAs(f.output, stdout, t, func() { fmt.Fprint(stdout, t.text()) })
-	return errors.Join(printUnreadable(stderr, f.network), err)
+	return errors.Join(printDamaged(stderr, damaged), err)
 }
 
 // newPicture groups the attachments by bridge and the VFs by PF.

@@ -78,7 +78,7 @@ func Retry(f func() error, interrupted ...error) error {
 	return err
 }
 
-// Ignore returns nil if err is one of others, and otherwise err.
+// Ignore returns err, or nil if errors.Is finds one of the other errors in it.
 func Ignore(err error, others ...error) error {
 	for _, e := range others {
 		if errors.Is(err, e) {

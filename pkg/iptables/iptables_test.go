@@ -111,7 +111,7 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// TestEditParallel: several processes change the table, and none loses its chain, because nobody writes between another's read and write.
+// TestEditParallel: several processes change the table, and none loses its chain, because a lock covers both read and write.
 func TestEditParallel(t *testing.T) {
 	needIPTables(t)
 	kerneltest.EmptyNFT(t)

@@ -17,7 +17,7 @@ import (
 const discard = 9
 
 // Silent returns the addresses for which no host on a link of this namespace answers ARP or neighbour discovery in time, although a
-// datagram makes the kernel ask. Nobody can answer for an address without an on-link route. The namespace must be that of the process.
+// datagram makes the kernel ask. An address without an on-link route counts as silent. n must be the namespace of the process.
 func (n *NS) Silent(addresses []netip.Addr, within time.Duration) (silent []netip.Addr, err error) {
 	asked, wait := map[netip.Addr]Link{}, time.Duration(0)
 	for _, addr := range addresses {

@@ -87,8 +87,10 @@ func (r *yamlReader) read(n *yaml.Node, at strict.Place, depth int) strict.Value
 		return strict.Value{Place: at, Data: list}
 	}
 	var data any
-	_ = n.Decode(&data)                                                                   // a text that does not fit its tag stays a text
-	if word := false; n.Style == 0 && n.ShortTag() == "!!str" && n.Decode(&word) == nil { // yes, no, on, off, y and n
+	_ = n.Decode(&data) // a text that does not fit its tag stays a text
+
+	// kubectl takes yes, no, on, off, y and n for booleans.
+	if word := false; n.Style == 0 && n.ShortTag() == "!!str" && n.Decode(&word) == nil {
 		data = word
 	}
 	switch data.(type) {

@@ -34,12 +34,7 @@ func readSRIOVConfig(file string) (*sriovConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	source := pool.Source{File: file, Prefix: poolfile.DefaultPrefix}
-	if _, err := pool.Parse(source, text); err != nil { // compares the entries of any one node
-		return nil, err
-	}
-	source.AllHosts = true
-	config, err := pool.Parse(source, text)
+	config, err := pool.Parse(pool.Source{File: file, Prefix: poolfile.DefaultPrefix, AllHosts: true}, text)
 	if err != nil {
 		return nil, err
 	}

@@ -80,6 +80,7 @@ func TestSRIOVConfigRefused(t *testing.T) {
 		{`{"resourceList": [{"resourceName": "a", "api": "dra", "vf": {"mtu": 1500}, "hosts": ["x"]}, {"resourceName": "a", "api": "dra", "hosts": ["y"]}]}`,
 			"dra", "resource intel.com/a has other settings in vf on other nodes"},
 		{`{"resourceList": [{"resourceName": "b"}], "pfs": [{"pfName": "ens0f0", "numVfs": 4, "hosts": ["x"]}]}`, "sriov", "the key numVfs"},
+		{`{"resourceList": [{"resourceName": "b"}, {"resourceName": "b"}]}`, "sriov", "has the same name"},
 		{one, "", "needs the component sriov or dra"},
 		{one, "dra", "use the component sriov"},
 		{`{"resourceList": [{"resourceName": "b", "api": "dra"}]}`, "sriov", "needs the component dra"},

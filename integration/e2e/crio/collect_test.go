@@ -18,7 +18,7 @@ import (
 )
 
 // TestDeathWhileAway: a pod's processes and namespaces end while CRI-O is stopped. When it starts, it calls DEL, which leaves no state of
-// this pod and keeps that of others.
+// this pod and keeps the state of the other pods.
 func TestDeathWhileAway(t *testing.T) {
 	c := cri.Open(t, socket)
 	web, dead := cri.RunPod(t, c, "web"), cri.RunPod(t, c, "dead", cri.Limits("20M", "20M"))

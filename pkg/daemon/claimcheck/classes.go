@@ -47,7 +47,8 @@ func newClasses() *cobra.Command {
 			_, err = io.WriteString(cmd.OutOrStdout(), classes)
 			return err
 		}}
-	poolfile.AddFlags(cmd.Flags().StringVar, &o.Source, "") // classes belong to the cluster
+	o.AllHosts = true // classes belong to the cluster
+	poolfile.AddFlags(cmd.Flags().StringVar, &o.Source, "")
 	return cmd
 }
 
@@ -68,7 +69,7 @@ func Classes(config *pool.Config) (string, error) {
 			owner[name] = r
 		case other.FullName() != r.FullName():
 			return "", fmt.Errorf("resources %s and %s have the same class name, %s: rename one", other.FullName(), r.FullName(), name)
-		case settingsYAML(*other) != settingsYAML(*r):
+		case settingsYAML(other) != settingsYAML(r):
 			return "", fmt.Errorf("resource %s has other settings in vf on other nodes: a DeviceClass is for all, so rename one", r.FullName())
 		default:
 			continue
@@ -84,7 +85,7 @@ spec:
       expression: >-
         %s
   extendedResourceName: %s
-%s`, scalar(name), selectorOf(r.FullName()), r.FullName(), settingsYAML(*r))
+%s`, scalar(name), selectorOf(r.FullName()), r.FullName(), settingsYAML(r))
 	}
 	return b.String(), nil
 }
@@ -105,7 +106,7 @@ func scalar(name string) string {
 
 // settingsYAML returns the part of the class with the settings of the resource, or "". The config entry names the resource, because a claim
 // may use several classes.
-func settingsYAML(r pool.Resource) string {
+func settingsYAML(r *pool.Resource) string {
 	if r.VF.IsZero() {
 		return ""
 	}

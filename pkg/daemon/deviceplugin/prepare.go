@@ -83,8 +83,8 @@ func (d *daemon) prepareDevices(ctx context.Context, try func(pci.Address, func(
 	}
 }
 
-// mayChange reports whether this instance may change devices. With claims, only the leader may, and nobody until the DRA driver has
-// started; without claims or if it cannot start, every instance may. The caller holds d.mu.
+// mayChange reports whether this instance may change devices. With claims, only the leader may, once the DRA driver has started;
+// without claims, or if the driver cannot start, every instance may. The caller holds d.mu.
 func (d *daemon) mayChange() bool {
 	if d.driver != nil {
 		return d.driver.Leads()

@@ -210,7 +210,7 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestRestart checks that Ask waits for a kubelet that restarts: first without a socket, then with one on which nobody listens.
+// TestRestart checks that Ask waits for a kubelet that restarts: first without a socket, then with a stale one.
 func TestRestart(t *testing.T) {
 	for _, stale := range []bool{false, true} {
 		k := &fakeKubelet{Kubelet: newRoot(t), get: always(webPod("app", "a"))}

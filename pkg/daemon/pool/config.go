@@ -9,6 +9,7 @@ package pool
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
@@ -212,10 +213,8 @@ func (r *reader) readConfig(root strict.Value, src Source) *Config {
 			r.Note(resources.Place, "no resource is configured: no device is offered")
 		}
 	}
-	if !src.AllHosts {
-		r.checkNames(c.Resources)
-		r.checkPFs(c.PFs)
-	}
+	r.checkNames(slices.DeleteFunc(slices.Clone(c.Resources), func(res Resource) bool { return !onHost(res.hosts, src.Host) }))
+	r.checkPFs(slices.DeleteFunc(slices.Clone(c.PFs), func(pf pfEntry) bool { return !onHost(pf.hosts, src.Host) }))
 	return c
 }
 

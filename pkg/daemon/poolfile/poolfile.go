@@ -20,11 +20,11 @@ const (
 	DefaultPrefix = "intel.com"
 )
 
-// AddFlags adds the flags that select the file. host is the default name of the node; without it, the entries of all nodes are read.
+// AddFlags adds the flags that select the file and, unless the entries of all hosts are read, the node, with its default name.
 func AddFlags(add func(to *string, flag, value, usage string), s *pool.Source, host string) {
 	add(&s.File, "config-file", Default, "configuration of the device plugin")
 	add(&s.Prefix, "resource-prefix", DefaultPrefix, "prefix of resources that have no resourcePrefix")
-	if s.AllHosts = host == ""; !s.AllHosts {
+	if !s.AllHosts {
 		add(&s.Host, "node-name", host, "name of this node in the configuration")
 	}
 }
