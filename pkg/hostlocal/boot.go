@@ -107,7 +107,7 @@ func (l *leases) isReusable(set RangeSet, is lease) bool {
 }
 
 // reclaim takes a leased address of a set, the oldest first, if the lease is torn or of an earlier boot, the address has no route of its
-// own, and no host answers for it. The other leases of an earlier boot whose address stays silent are deleted, so the next ADDs need no probe.
+// own, and no host answers for it. Other leases of an earlier boot whose address stays silent are deleted, so the next ADD needs no probe.
 func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool, err error) {
 	candidates := map[netip.Addr]lease{}
 	for _, is := range all {

@@ -13,7 +13,7 @@ import (
 )
 
 // pendingAllocations are the allocated devices that PodResources has not listed since. It lists an init container only if that is
-// restartable. The devices of other init containers are only in the kubelet's checkpoint, from which a race in the kubelet may drop them.
+// restartable. The devices of other init containers are only in the kubelet's checkpoint, from which a race may drop them.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
