@@ -99,7 +99,7 @@ func runMakeManifest(t *testing.T, line, dir string) objectsByName {
 	t.Helper()
 	line = regexp.MustCompile(`config\.json|podlace\.yaml`).ReplaceAllString(line, dir+"/$0")
 	run := exec.Command("sh", "-eu", "-c", line)
-	run.Dir = root
+	run.Dir, run.Env = root, append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=") // below another make it would name its folder in the output
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", line, err, out)
 	}

@@ -4,8 +4,11 @@ package claimcheck
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 // claimNamed returns a ResourceClaim with one VF and the given settings.
@@ -168,6 +171,24 @@ spec:
 		var got map[string][]any
 		if err := json.Unmarshal([]byte(stdout), &got); err != nil || got["problems"] == nil || (len(got["notices"]) > 0) != (c.notice != "") {
 			t.Errorf("%s: %v, %s", c.name, err, stdout)
+		}
+	}
+}
+
+// TestExamples checks claims without known devices: each request gets examples of its own resource, and one example stands for all.
+func TestExamples(t *testing.T) {
+	const class = "{deviceClassName: fast.example.com"
+	for name, devices := range map[string]string{
+		"settings that another resource forbids": "    requests: [{name: a, exactly: {deviceClassName: open-1.example.org}}, {name: b, exactly: " + class +
+			", count: 2}}]\n    config:\n" + parameters("a", "mtu: 9200"),
+		"all devices":  "    requests: [{name: a, exactly: " + class + ", allocationMode: All}}, {name: b, exactly: " + class + ", count: 2}}]\n",
+		"alternatives": "    requests: [{name: a, firstAvailable: [{name: all, " + class[1:] + ", allocationMode: All}, {name: one, " + class[1:] + "}]}]\n",
+	} {
+		dir := pcitest.WriteFiles(t, map[string]string{"config.json": draConfig, "m.yaml": claimOf(devices)})
+		status, stdout, stderr := run("check-claim", filepath.Join(dir, "m.yaml"), "--config-file", filepath.Join(dir, "config.json"),
+			"--resource-prefix", "example.com")
+		if status != 0 || strings.Count(stderr, "\n") != 1 || strings.Count(stdout, " by class ") != 2 {
+			t.Errorf("%s: status %d, %s\n%s", name, status, stdout, stderr)
 		}
 	}
 }

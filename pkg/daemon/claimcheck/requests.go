@@ -208,12 +208,13 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 		if !o.wrong {
 			o.matched, o.wrong = c.matchRequest(m, o)
 		}
-		if o.wrong || c.example { // the values of examples are made up
-			*selectorsOf(&d, *o) = nil
-		}
 		if o.wrong {
+			*selectorsOf(&d, *o) = nil
 			class, _ := c.classNamed(o.DeviceClassName)
 			o.matched, _ = c.matching(class.selectors)
+		}
+		if c.example {
+			o.wantExamples(&d)
 		}
 	}
 	rows = c.allocateAll(m, path, c.reduce(m, path, d, all, here), here)
@@ -292,6 +293,27 @@ func selectorsOf(d *resourceapi.DeviceClaim, o option) *[]resourceapi.DeviceSele
 		return &d.Requests[o.request].Exactly.Selectors
 	}
 	return &d.Requests[o.request].FirstAvailable[o.sub].Selectors
+}
+
+// wantExamples makes an option of a claim want examples of its resources. Whatever else an example has is made up, like their number, so
+// that one of them stands for all.
+func (o option) wantExamples(d *resourceapi.DeviceClaim) {
+	if o.AllocationMode == resourceapi.DeviceAllocationModeAll {
+		mode, count := amountOf(d, o)
+		*mode, *count = resourceapi.DeviceAllocationModeExactCount, 1
+	}
+	names := append([]string{}, o.resources()...) // literal makes null of a nil slice
+	expression := fmt.Sprintf("%s in %s", attribute{claim.Driver, "resource"}.expression(), literal(names))
+	*selectorsOf(d, o) = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+}
+
+// amountOf returns how many devices an option of a claim wants.
+func amountOf(d *resourceapi.DeviceClaim, o option) (*resourceapi.DeviceAllocationMode, *int64) {
+	if r := &d.Requests[o.request]; o.sub < 0 {
+		return &r.Exactly.AllocationMode, &r.Exactly.Count
+	}
+	s := &d.Requests[o.request].FirstAvailable[o.sub]
+	return &s.AllocationMode, &s.Count
 }
 
 // reduce returns the claim without the requests for devices that are not here, with the indexes of the others updated. It reports
