@@ -41,9 +41,6 @@ func Bind(ctx context.Context, sysfs string, a Address, driver string) error {
 	})
 }
 
-// Unbind unbinds a VF from its driver. It is a no-op if the VF has none, and stops when ctx ends or after 30 s.
-func Unbind(ctx context.Context, sysfs string, a Address) error { return Bind(ctx, sysfs, a, "") }
-
 // control changes one PCI function through sysfs.
 type control struct {
 	root    *os.Root

@@ -85,11 +85,10 @@ func TestBindRefused(t *testing.T) {
 		t.Errorf("afterwards %s", got)
 	}
 	for _, a := range []Address{{}, address(t, "0000:ff:00.0")} {
-		if err := Bind(t.Context(), sysfs, a, "iavf"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: %v", a, err)
-		}
-		if err := Unbind(t.Context(), sysfs, a); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: %v", a, err)
+		for _, driver := range []string{"iavf", ""} {
+			if err := Bind(t.Context(), sysfs, a, driver); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s, driver %q: %v", a, driver, err)
+			}
 		}
 	}
 }
@@ -209,10 +208,11 @@ func TestBindHangs(t *testing.T) {
 	}
 }
 
-func TestUnbind(t *testing.T) {
+// TestBindNone checks that Bind to no driver unbinds the VF, also when it has none.
+func TestBindNone(t *testing.T) {
 	sysfs := withFakeKernel(t, pcitest.Kernel{})
 	for range 2 {
-		must(t, Unbind(t.Context(), sysfs, address(t, byKernel)))
+		must(t, Bind(t.Context(), sysfs, address(t, byKernel), ""))
 		if got := driverState(t, sysfs, byKernel); got != "," {
 			t.Error(got)
 		}
@@ -249,7 +249,7 @@ func TestBindBackToNone(t *testing.T) {
 	}
 }
 
-// TestBindVFsOnly checks that Bind, Unbind and ResetFunction refuse a PF, and any function whose link physfn is invalid, and that all
+// TestBindVFsOnly checks that Bind and ResetFunction refuse a PF, and any function whose link physfn is invalid, and that all
 // keep their drivers.
 func TestBindVFsOnly(t *testing.T) {
 	const pf = "0000:3b:00.0"
@@ -258,7 +258,7 @@ func TestBindVFsOnly(t *testing.T) {
 		pcitest.Set(t, sysfs, byKernel, "physfn", physfn)
 		for a, driver := range map[string]string{pf: "ice", byKernel: "iavf"} {
 			for name, err := range map[string]error{"Bind": Bind(t.Context(), sysfs, address(t, a), "vfio-pci"),
-				"Unbind":        Unbind(t.Context(), sysfs, address(t, a)),
+				"Bind to none":  Bind(t.Context(), sysfs, address(t, a), ""),
 				"ResetFunction": ResetFunction(t.Context(), sysfs, address(t, a))} {
 				if err == nil || !strings.Contains(err.Error(), "PCI function "+a+" is no VF, its driver stays: ") {
 					t.Errorf("%s %s, physfn %s: %v", name, a, physfn, err)

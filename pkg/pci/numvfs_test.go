@@ -116,7 +116,7 @@ func life(t *testing.T, sysfs string, pf Address) {
 	if err := Bind(t.Context(), sysfs, vf.Address, "no-such-driver"); err == nil {
 		t.Error("a driver that is not there has it")
 	}
-	must(t, Unbind(t.Context(), sysfs, vf.Address), Bind(t.Context(), sysfs, vf.Address, vf.Driver))
+	must(t, Bind(t.Context(), sysfs, vf.Address, ""), Bind(t.Context(), sysfs, vf.Address, vf.Driver))
 	if got := driverState(t, sysfs, vf.Address.String()); got != vf.Driver+"," {
 		t.Errorf("back: %s", got)
 	}

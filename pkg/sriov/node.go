@@ -130,7 +130,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 // rebind unbinds the driver of a VF and binds it again, at which a network driver creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
-	if err := pci.Unbind(ctx, n.sysfs, a); err != nil {
+	if err := pci.Bind(ctx, n.sysfs, a, ""); err != nil {
 		return c, err
 	}
 	if err := pci.Bind(ctx, n.sysfs, a, of.vf.Driver); err != nil {

@@ -118,7 +118,7 @@ func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 		return nil
 	}
 	ctx := context.Background()
-	if err := pci.Unbind(ctx, n.sysfs, o.Address); err != nil {
+	if err := pci.Bind(ctx, n.sysfs, o.Address, ""); err != nil {
 		return err
 	}
 	var err error
