@@ -52,6 +52,8 @@ func TestBrokenPod(t *testing.T) {
 		{"true", "topology", exitOK, "interface missing", ""},
 		{"true", "rollback", exitOK, "Nothing was changed", "Only the binaries"},
 		{"torn", "rollback", exitDiffers, "Nothing was changed", "Only the binaries"},
+		{"true", "top --once --interval 100ms", exitFailed, "cannot be read", ""},
+		{"true", "limits --interval 10ms", exitFailed, "cannot be read", ""},
 	} {
 		if c.spoil == "torn" {
 			kerneltest.Must(t, torn())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
@@ -91,7 +92,8 @@ func (f gcFlags) run(stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	return errors.Join(c.report(f.output, stdout, stderr), printUnreadable(stderr, f.network)) // GC removes some of these records
+	_, damaged, err := attachment.Scan() // GC removes some of the unreadable records
+	return errors.Join(c.report(f.output, stdout, stderr), printDamaged(stderr, damagedIn(f.network, damaged)), err)
 }
 
 // plans returns the planned GC calls. The reason why a network gets none is added to c.Notes. Without a configuration file, a network's

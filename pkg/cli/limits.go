@@ -88,7 +88,11 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	if change && len(args) == 0 {
 		return errors.New("--ingress and --egress need a POD")
 	}
-	records, err := f.selectRecords(args)
+	all, damaged, err := attachment.Scan()
+	if err != nil {
+		return err
+	}
+	records, err := f.selectRecords(all, args)
 	if err != nil {
 		return err
 	}
@@ -109,7 +113,7 @@ func (f limitsFlags) run(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return err
 	}
-	return errors.Join(printUnreadable(cmd.ErrOrStderr(), ""), err)
+	return errors.Join(printDamaged(cmd.ErrOrStderr(), damaged), err)
 }
 
 // parseRate parses the rate in a flag, or returns nil if it was not given.
@@ -125,11 +129,7 @@ func parseRate(cmd *cobra.Command, name, text string) (*uint64, error) {
 }
 
 // selectRecords returns the records of the selected limits, always in the same order.
-func (f limitsFlags) selectRecords(args []string) ([]attachment.Record, error) {
-	all, _, err := attachment.Scan()
-	if err != nil {
-		return nil, err
-	}
+func (f limitsFlags) selectRecords(all []attachment.Record, args []string) (_ []attachment.Record, err error) {
 	slices.SortFunc(all, func(a, b attachment.Record) int {
 		return slices.Compare([]string{a.Network, a.Pod, a.ContainerID, a.IfName}, []string{b.Network, b.Pod, b.ContainerID, b.IfName})
 	})

@@ -67,7 +67,7 @@ func reload(stdout, stderr io.Writer) error {
 
 // printReloaded prints each plugin's number of live attachments, and the unreadable records.
 func printReloaded(stdout, stderr io.Writer) error {
-	records, _, err := attachment.Scan()
+	records, damaged, err := attachment.Scan()
 	if err != nil {
 		return err
 	}
@@ -79,18 +79,12 @@ func printReloaded(stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(stdout, "reloaded: %d attachments of bridge, %d with hostPorts, %d with limits\n", count["bridge"], count["portmap"],
 		count["bandwidth"])
-	return printUnreadable(stderr, "")
+	return printDamaged(stderr, damaged)
 }
 
 // damagedIn returns those of the unreadable records that are of a network, or all.
 func damagedIn(network string, damaged []attachment.Damaged) []attachment.Damaged {
 	return slices.DeleteFunc(damaged, func(d attachment.Damaged) bool { return network != "" && d.Network != network })
-}
-
-// printUnreadable prints the unreadable records of a network, or of all.
-func printUnreadable(stderr io.Writer, network string) error {
-	_, damaged, err := attachment.Scan()
-	return errors.Join(printDamaged(stderr, damagedIn(network, damaged)), err)
 }
 
 // printDamaged prints unreadable records with the reasons. Their attachments were skipped, so the command ends with exitFailed.

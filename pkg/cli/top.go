@@ -95,9 +95,9 @@ func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	}
 	live := !f.once && f.output == outputTable && isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb"
 	for {
-		list, err := f.measure(ctx, stderr)
+		list, damaged, err := f.measure(ctx, stderr)
 		if errors.Is(err, context.Canceled) {
-			return printUnreadable(stderr, f.network)
+			return printDamaged(stderr, damaged)
 		}
 		if err != nil {
 			return err
@@ -108,16 +108,16 @@ func (f topFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 		}
 		err = printAs(f.output, stdout, list, func() { printTraffic(stdout, list) })
 		if err != nil || !live {
-			return errors.Join(err, printUnreadable(stderr, f.network))
+			return errors.Join(err, printDamaged(stderr, damaged))
 		}
 	}
 }
 
-// measure returns the traffic of all live attachments with an interface on the node.
-func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, error) {
-	all, _, err := f.read(stderr)
+// measure returns the traffic of all live attachments with an interface on the node, and the unreadable records.
+func (f topFlags) measure(ctx context.Context, stderr io.Writer) (list []traffic, damaged []attachment.Damaged, err error) {
+	all, damaged, err := f.read(stderr)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	all = slices.DeleteFunc(all, func(a *reconcile.Attachment) bool {
 		return a.HostInterface == "" || a.State != reconcile.Alive
@@ -130,27 +130,27 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) ([]traffic, err
 	}
 	dropsBefore, err := limitDrops()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	began := time.Now()
 	select {
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, damaged, ctx.Err()
 	case <-time.After(f.interval):
 	}
 	took := time.Since(began)
 	dropsAfter, err := limitDrops()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	list := []traffic{}
+	list = []traffic{}
 	for _, a := range all {
 		if after, err := readCounters(a.HostInterface); err == nil { // otherwise the pod has just ended
 			key := a.Key()
 			list = append(list, trafficOf(a, before[a.HostInterface], after, took).addDrops(dropsBefore[key], dropsAfter[key]))
 		}
 	}
-	return list, nil
+	return list, damaged, nil
 }
 
 // limitDrops returns the packets that each attachment's limits have dropped. The interface's counters lack them, because its queue drops
