@@ -75,7 +75,7 @@ func newSRIOV() *cobra.Command {
 		newOfDaemon("classes [FLAG...]", "Print the DeviceClasses of the resources with \"api\": \"dra\"",
 			"  podlace sriov classes\n  podlace sriov classes --config-file config.json"),
 		newOfDaemon("check-claim FILE...", "Check what the scheduler and the node would make of a claim, a template or a pod",
-			"  podlace sriov check-claim pod.yaml\n  podlace sriov check-claim pod.yaml --class classes.yaml\n"+
+			"  podlace sriov check-claim pod.yaml\n  podlace sriov check-claim pod.yaml --slices cluster.json --class cluster.json\n"+
 				"  helm template chart | podlace sriov check-claim -"),
 		newSRIOVReset(), newSRIOVResetFunction())
 	return cmd

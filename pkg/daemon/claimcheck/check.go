@@ -74,12 +74,8 @@ func newChecker(ctx context.Context, o *options, config *pool.Config) (*checker,
 	if c.cluster, err = c.loadCluster(o, config); err != nil {
 		return nil, err
 	}
-	printed, err := Classes(config)
-	if err != nil {
-		return nil, err
-	}
-	c.printed = printed
-	return c, nil
+	c.printed, err = Classes(config)
+	return c, err
 }
 
 func (c *checker) fail(format string, args ...any) { add(&c.problems, format, args...) }

@@ -82,6 +82,9 @@ func (o *options) addConfig(cmd *cobra.Command) {
 	name.DefValue, name.Usage = "$NODE_NAME", name.Usage+"; without NODE_NAME the host name"
 }
 
+// getCluster writes a file for --slices and --class.
+const getCluster = "kubectl get resourceslices,deviceclasses -o json >cluster.json"
+
 const checkClaimHelp = `Check the ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and pod
 templates in FILE as the scheduler and the node would handle them. The selectors
 are compiled and evaluated, and the requests are allocated, by the code of
@@ -102,7 +105,7 @@ func newCheckClaim() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{Use: "check-claim FILE...", Short: "Check what the scheduler and the node would make of a claim, a template or a pod",
 		Example: "  sriov-device-plugin check-claim pod.yaml\n" +
-			"  kubectl get resourceslices -o json >slices.json\n  sriov-device-plugin check-claim pod.yaml --slices slices.json",
+			"  " + getCluster + "\n  sriov-device-plugin check-claim pod.yaml --slices cluster.json --class cluster.json",
 		Long: checkClaimHelp, Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			return o.check(cmd, files)
@@ -120,9 +123,11 @@ func (o *options) check(cmd *cobra.Command, files []string) error {
 		return fmt.Errorf("--output %q: want table or json", o.output)
 	}
 	config, err := poolfile.Read(o.Source)
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && o.slices != "" && !cmd.Flags().Changed("config-file"):
-		config = &pool.Config{} // a cluster may be checked from a machine that is no node
+	switch absent := errors.Is(err, fs.ErrNotExist) && !cmd.Flags().Changed("config-file"); {
+	case absent && o.slices != "":
+		config = &pool.Config{} // in a cluster, the nodes have no file: the daemon's pod gets it from a ConfigMap
+	case absent:
+		return fmt.Errorf("%w; without it, run '%s' and add --slices cluster.json --class cluster.json", err, getCluster)
 	case err != nil:
 		return err
 	}

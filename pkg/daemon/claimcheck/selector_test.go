@@ -202,15 +202,28 @@ spec:
 	}
 }
 
-// TestSlicesFile checks that a file without ResourceSlices is refused, and that a cluster can be checked without a configuration.
+// TestSlicesFile checks that a file without ResourceSlices is refused, and that a cluster can be checked without a configuration. Without
+// both, the error names the command that writes a cluster's file for --slices and --class.
 func TestSlicesFile(t *testing.T) {
 	t.Chdir(pcitest.WriteFiles(t, map[string]string{"s.json": publishedSlices(t), "old.yaml": "kind: ResourceSlice\napiVersion: resource.k8s.io/v1beta1\n",
+		"cluster.yaml": publishedSlices(t) + `
+---
+{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: fast.example.com}, spec: {selectors: [{cel: {expression:
+  'device.driver == "sriov.podlace.io" && device.attributes["sriov.podlace.io"].resource == "example.com/fast"'}}]}}
+`,
 		"m.yaml": claimOf(oneVF + "    config:\n" + parameters("", "vlan: 7")), "none.yaml": "kind: Pod\n"}))
 	for file, says := range map[string]string{"none.yaml": "no ResourceSlice: write it with 'kubectl get resourceslices -o json'",
 		"old.yaml": "want a ResourceSlice of resource.k8s.io/v1", "s.json": `class "fast.example.com" is not known, so the settings`} {
 		if status, _, stderr := run("check-claim", "m.yaml", "--slices", file); status == 0 || !strings.Contains(stderr, says) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%s: status %d, %s", file, status, stderr)
 		}
+	}
+	if status, _, stderr := run("check-claim", "m.yaml"); status != exitFailed || !strings.Contains(stderr, getCluster+"' and add --slices cluster.json") {
+		t.Errorf("without a configuration and slices: status %d, %s", status, stderr)
+	}
+	if status, stdout, stderr := run("check-claim", "m.yaml", "--slices", "cluster.yaml", "--class", "cluster.yaml"); status != 0 ||
+		!strings.Contains(stdout, "1 VF of example.com/fast by class fast.example.com") {
+		t.Errorf("slices and classes in one file: status %d, %s%s", status, stdout, stderr)
 	}
 }
 
