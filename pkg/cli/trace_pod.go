@@ -28,6 +28,7 @@ type tracedPod struct {
 	Netns     string         `json:"netns,omitempty"`
 	Plugins   []tracedPlugin `json:"plugins"`
 	Unchecked string         `json:"unchecked,omitempty"` // why no CHECK ran
+	Missing   []string       `json:"missing,omitempty"`   // recorded rules that the kernel lacks, with the command, unless each CHECK succeeded
 
 	records map[string]attachment.Record // by plugin
 }
@@ -125,6 +126,15 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 	if len(leases) > 0 && len(p.Plugins) > 0 {
 		p.Plugins[0].Objects = append(p.Plugins[0].Objects, leases...) // the main plugin runs the IPAM plugin
 	}
+	if err != nil || !p.failed() {
+		return err
+	}
+	found, err := doctor.Examine(doctor.Options{}, "rules")
+	for _, f := range found {
+		if f.Level == doctor.Error {
+			p.Missing = append(p.Missing, f.What+": "+f.Command)
+		}
+	}
 	return err
 }
 
@@ -152,6 +162,9 @@ func printPods(w io.Writer, list []*tracedPod) {
 			plain(p.ContainerID), dash(plain(p.Netns)))
 		if p.Unchecked != "" {
 			fmt.Fprintf(w, "no CHECK ran: %s\n", plugin.Plain(p.Unchecked, maxEvidence))
+		}
+		for _, text := range p.Missing {
+			fmt.Fprintln(w, plainText(text))
 		}
 		for _, t := range p.Plugins {
 			t.print(w)
