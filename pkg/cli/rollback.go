@@ -12,6 +12,16 @@ import (
 	"github.com/podlace/podlace/pkg/cli/rollback"
 )
 
+const rollbackHelp = `Rewrite the state of running pods into the form of the reference plugins, and
+remove Podlace's own state: tables, index and records. From then on the reference
+plugins delete these pods. The pods' traffic continues.
+
+Install the reference plugins first: pods that Podlace adds later would not be
+rewritten. Without --yes the command changes nothing.
+
+Exit status: 0 if everything was done or printed, 1 if state of Podlace remains or
+would remain, 2 if the command could not run.`
+
 func newRollback() *cobra.Command {
 	var folders doctor.Options
 	var o rollback.Options
@@ -19,11 +29,7 @@ func newRollback() *cobra.Command {
 		Use:     "rollback",
 		Example: "  podlace rollback\n  podlace rollback --yes",
 		Short:   "Hand running pods over to the reference plugins",
-		Long: `Rewrites the state of running pods into the form of the reference plugins, and removes Podlace's own state: tables, index, records.
-From then on the reference plugins delete these pods. The pods' traffic continues.
-
-Install the reference plugins first: pods that Podlace adds later would not be rewritten. Without --yes the command changes nothing.
-Exit status: 0 if all is done or printed, 1 if state of Podlace remains or would remain, 2 if the command could not run.`,
+		Long:    rollbackHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			o.ConfDir = folders.ConfDir
@@ -47,8 +53,7 @@ Exit status: 0 if all is done or printed, 1 if state of Podlace remains or would
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&o.Act, "yes", false, "do it")
+	cmd.Flags().BoolVar(&o.Act, "yes", false, "rewrite the state of the pods, and remove that of Podlace")
 	addConfDir(cmd, &folders)
-
 	return cmd
 }
