@@ -20,11 +20,11 @@ func TestExplainTable(t *testing.T) {
 		t.Fatal(pages, err)
 	}
 	var want strings.Builder
+	explainRows(&want, parse(t, architecture), "plugin") // the general meaning of a code comes first
 	for _, page := range pages {
 		plugin := filepath.Base(filepath.Dir(page))
 		explainRows(&want, parse(t, "plugins/"+plugin+"/README.md"), plugin)
 	}
-	explainRows(&want, parse(t, architecture), "plugin")
 	explainRows(&want, parse(t, draDocument), "sriov-device-plugin")
 	if *update {
 		if err := os.WriteFile(filepath.Join(treeRoot, table), []byte(want.String()), 0o644); err != nil {

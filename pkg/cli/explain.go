@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -17,7 +18,7 @@ import (
 
 const explainHelp = `Explain a configuration key, an error code, a check of doctor, or a code in brackets
 of validate and doctor. A key may have its plugin as a prefix. Without an argument the
-command lists all keys, checks and codes.`
+command lists the keys of each program, the checks and the codes.`
 
 const explainExample = `  podlace explain isGateway
   podlace explain host-local.ranges
@@ -44,12 +45,41 @@ func newExplain() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.Join(entryNames(entries()), "\n"))
-				return err
+				listEntries(cmd.OutOrStdout())
+				return nil
 			}
 			return explain(cmd.OutOrStdout(), args[0])
 		},
 	}
+}
+
+// listEntries prints all names, grouped by program and kind.
+func listEntries(w io.Writer) {
+	groups := map[string][]string{}
+	for _, e := range entries() {
+		kind, program := e.origin()
+		group := kind + "s of " + program
+		for _, name := range e.names {
+			if !slices.Contains(groups[group], name) {
+				groups[group] = append(groups[group], name)
+			}
+		}
+	}
+	for _, group := range slices.Sorted(maps.Keys(groups)) {
+		fmt.Fprintf(w, "%s:\n%s", group, wrapText(strings.Join(groups[group], ", "), "    ", 96))
+	}
+}
+
+// origin returns what the names are, and the program that has the keys or reports the codes.
+func (e entry) origin() (kind, program string) {
+	kind, program = "key", e.subject
+	if e.subject == "code" || e.subject == "check" {
+		kind, program = e.subject, strings.TrimSuffix(strings.TrimPrefix(e.source, "plugins/"), "/README.md")
+	}
+	if strings.HasPrefix(e.source, "docs/dev/") {
+		program = "all plugins"
+	}
+	return kind, program
 }
 
 func entryNames(all []entry) (names []string) {
@@ -96,7 +126,8 @@ func (e entry) matchesName(name string) bool {
 }
 
 func (e entry) print(w io.Writer) {
-	fmt.Fprintf(w, "%s %s\n", e.subject, strings.Join(e.names, ", "))
+	kind, program := e.origin()
+	fmt.Fprintf(w, "%s %s of %s\n", kind, strings.Join(e.names, ", "), program)
 	for _, fact := range e.facts {
 		fmt.Fprintf(w, "  %s:\n%s", strings.ToLower(fact[0]), wrapText(fact[1], "    ", 96))
 	}
