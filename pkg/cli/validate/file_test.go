@@ -229,9 +229,11 @@ func TestManifests(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"a: [":            "f:1:1: error: yaml: did not find expected node content",
-		"kind: Service\n": "f:1:1: warning: there is nothing here that Podlace reads",
-		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim": "f:4:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
-		"kind: ResourceClaim": "f:1:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
+		"kind: Service\n": "f:1:1: warning: there is nothing here that this command checks",
+		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim":  "f:4:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
+		"kind: Pod\n---\nkind: DeviceClass":                            "f:1:1: Pod: spec: error: spec is missing",
+		"kind: DeviceClass":                                            "f:1:1: warning: there is nothing here that this command checks",
+		"kind: ResourceClaim":                                          "f:1:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
 		"kind: Pod\nspec: {containers: [{ports: [{hostPort: '80'}]}]}": `f:2:31: Pod: spec.containers[0].ports[0].hostPort: error: "80": want a number`,
 		"kind: Pod\nmetadata: {labels: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {}": "f:2:21: Pod: metadata.labels.kubernetes.io/ingress-bandwidth: " +
 			"warning: no program reads this label: write it as an annotation [unknown-annotation]",
@@ -260,7 +262,7 @@ func TestManifests(t *testing.T) {
 		"kind: List\nitems: 7":                                                                    "f:2:1: items: error: 7: want a list [wrong-type]",
 		"kind: List\nitms: []":                                                                    "f:2:1: itms: error: unknown key; did you mean items?",
 		"kind: List\nitems:\n- 7":                                                                 "f:3:3: items[0]: error: 7: want an object [wrong-type]",
-		"kind: AllowList\nitems: [7]\n":                                                           "f:1:1: warning: there is nothing here that Podlace reads",
+		"kind: AllowList\nitems: [7]\n":                                                           "f:1:1: warning: there is nothing here that this command checks",
 		"kind: ConfigMapList\nitems: [7]\n":                                                       "f:2:9: items[0]: error: 7: want an object",
 		"kind: PodList\nitems:\n- {spec: {}}\n- metadata: {name: a}":                              "f:4:3: Pod a: spec: error: spec is missing",
 		"kind: PodList\nitems:\n- spec: {containers: [{ports: {}}]}":                              "f:3:24: Pod: spec.containers[0].ports: error: an object: want a list",

@@ -36,7 +36,8 @@ func (c *checker) manifests(t part) {
 	case errors.As(err, &wrong):
 		c.add(t, wrong[0].Place, syntax, true, "%s", wrong[0].Text)
 	case known == 0 && len(c.problems) == before:
-		c.add(t, strict.Place{}, unknownFile, false, "there is nothing here that Podlace reads: no network, no pod, no configuration of sriov-device-plugin")
+		c.add(t, strict.Place{}, unknownFile, false, "there is nothing here that this command checks: no network, no pod, "+
+			"no configuration of sriov-device-plugin; 'podlace sriov check-claim' checks DeviceClasses")
 	}
 }
 
@@ -120,7 +121,7 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 		return 1
 	case "ConfigMap":
 		return c.configMap(t, o)
-	case "ResourceClaim", "ResourceClaimTemplate", "DeviceClass":
+	case "ResourceClaim", "ResourceClaimTemplate": // a DeviceClass is also in Podlace's own manifest
 		c.add(t, o.Place, unknownFile, false, "use 'podlace sriov check-claim' for this object")
 	}
 	return 0
