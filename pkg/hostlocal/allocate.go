@@ -151,8 +151,8 @@ func (a *allocation) exhausted(set RangeSet) error {
 	if err := a.list(); err != nil {
 		return err
 	}
-	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set), "%s in %s; 'podlace gc --yes' frees those of dead pods",
-		set.usage(a.taken), a.l.dir.Path())
+	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set),
+		"%s in %s; 'podlace gc --yes' frees those of dead pods; otherwise enlarge the range", set.usage(a.taken), a.l.dir.Path())
 }
 
 // take takes addr and reports whether it was free.

@@ -37,7 +37,7 @@ func status(r *plugin.Request) error {
 	cfg.logExhausted(r, full)
 	if len(full) > 0 && cfg.Strict {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "no IP addresses available in range set: %s", full[0]),
-			"strictStatus is set; 'podlace gc --yes' frees addresses of dead pods")
+			"strictStatus is set; 'podlace gc --yes' frees addresses of dead pods; otherwise enlarge the range")
 	}
 	return nil
 }
