@@ -78,7 +78,7 @@ func checks() []check {
 	return []check{
 		{"kernel-features", "the kernel has all features", (*node).kernelFeatures},
 		{"runtime", "the runtime's configuration names these folders", (*node).runtimeFolders},
-		{"conflist", "the runtime takes a configuration of Podlace", (*node).conflist},
+		{"conflist", "the runtime takes a configuration with bridge or sriov; the check binaries says whose they are", (*node).conflist},
 		{"conflist-keys", "each key of the configurations has an effect", (*node).conflistKeys},
 		{"binaries", "all plugins are in place, of one version", (*node).binaries},
 		{"addresses", "addresses are left", (*node).addresses},

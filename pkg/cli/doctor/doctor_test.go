@@ -158,7 +158,7 @@ func conflistCases() map[string]breakage {
 			l.command("ip", "address", "add", "10.91.0.1/24", "dev", "lan0")
 		}, "10.91.0.0/24 dev lan0"},
 		"missing plugin": {"binaries", func(l *lab) { os.Remove(l.BinDir + "/bridge") }, "error the plugin bridge is missing"},
-		"foreign plugin": {"binaries", func(l *lab) { l.plugin("bridge", "plugin v1.9.1") }, "warning the plugin bridge is not Podlace's"},
+		"foreign plugin": {"binaries", func(l *lab) { l.plugin("bridge", "plugin v1.9.1") }, `/bin/bridge prints "CNI bridge plugin v1.9.1"`},
 		"broken plugin":  {"binaries", func(l *lab) { l.write("bin/bridge", "\x7fELF") }, "error the plugin bridge does not start | "},
 		"two versions": {"binaries", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", strings.Replace(ours, "}]]}}", `}]]}}, {"type": "portmap"}`, 1))

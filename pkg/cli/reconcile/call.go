@@ -47,7 +47,7 @@ func Version(path string) (string, error) {
 	line, _, _ := strings.Cut(stderr.String(), "\n")
 	_, version, ok := strings.Cut(line, bannerText)
 	if err != nil || !ok {
-		return "", ErrForeign
+		return "", fmt.Errorf("%w: %s prints %q", ErrForeign, path, line)
 	}
 	return version, nil
 }
