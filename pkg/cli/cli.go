@@ -126,7 +126,7 @@ func suggest(cmd *cobra.Command, text string) string {
 
 // rootCommands returns the commands that always need root.
 func rootCommands() []string {
-	return []string{"canary", "gc", "limits", "ls", "reload", "rollback", "support-bundle", "top", "topology"}
+	return []string{"canary", "doctor", "gc", "limits", "ls", "reload", "rollback", "support-bundle", "top", "topology"}
 }
 
 // Command returns the root command, from which the documents' reference is generated.

@@ -70,11 +70,7 @@ func distinctValues(all []attachment.Record, field func(attachment.Record) strin
 
 // completeDevices returns the PCI addresses of the network cards in the folder of --sysfs.
 func completeDevices(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	sysfs := "/sys"
-	if f := cmd.Flags().Lookup("sysfs"); f != nil {
-		sysfs = f.Value.String()
-	}
-	paths, _ := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/class"))
+	paths, _ := filepath.Glob(filepath.Join(cmd.Flags().Lookup("sysfs").Value.String(), "bus/pci/devices/*/class"))
 	var addresses []string
 	for _, path := range paths {
 		if class, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(class), "0x02") {

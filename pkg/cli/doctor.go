@@ -25,7 +25,6 @@ The examination itself changes nothing. It calls STATUS of the plugins as
 container runtimes do, and STATUS restores rules that were flushed.
 
 --fix offers the remedies that cannot harm pods and asks before it applies one.
-Apply the other remedies yourself, after you have read the consequence.
 
 Exit status: 0 without errors (warnings may remain), 1 with an error, 2 if the
 node could not be examined.`
@@ -66,9 +65,6 @@ func (f doctorFlags) run(stdin io.Reader, stdout io.Writer, only []string) error
 	if f.fix && f.output == outputJSON {
 		return errors.New("--fix asks questions: it cannot be combined with -o json")
 	}
-	if err := needRoot(); err != nil {
-		return err
-	}
 	found, err := doctor.Examine(f.options, only...)
 	if err != nil {
 		return err
@@ -93,13 +89,8 @@ func count(found []doctor.Finding) map[doctor.Level]int {
 
 // printFindings prints the errors, then the warnings, and finally how many there are.
 func printFindings(w io.Writer, found []doctor.Finding, all bool) {
-	for _, level := range []doctor.Level{doctor.Error, doctor.Warning} {
-		for _, f := range found {
-			if f.Level == level {
-				printFinding(w, f)
-			}
-		}
-	}
+	printLevel(w, found, doctor.Error)
+	printLevel(w, found, doctor.Warning)
 	var rows [][]string
 	for _, f := range found {
 		if all && (f.Level == doctor.OK || f.Level == doctor.Skipped) {
@@ -110,6 +101,14 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) {
 	n := count(found)
 	fmt.Fprintf(w, "errors: %d, warnings: %d, ok: %d, skipped: %d\n",
 		n[doctor.Error], n[doctor.Warning], n[doctor.OK], n[doctor.Skipped])
+}
+
+func printLevel(w io.Writer, found []doctor.Finding, level doctor.Level) {
+	for _, f := range found {
+		if f.Level == level {
+			printFinding(w, f)
+		}
+	}
 }
 
 // maxEvidence limits the printed evidence, which can be another program's output.

@@ -59,11 +59,8 @@ func listEntries(w io.Writer) {
 	for _, e := range entries() {
 		kind, program := e.origin()
 		group := kind + "s of " + program
-		for _, name := range e.names {
-			if !slices.Contains(groups[group], name) {
-				groups[group] = append(groups[group], name)
-			}
-		}
+		listed := func(name string) bool { return slices.Contains(groups[group], name) } // a key of two tables is listed once
+		groups[group] = append(groups[group], slices.DeleteFunc(slices.Clone(e.names), listed)...)
 	}
 	for _, group := range slices.Sorted(maps.Keys(groups)) {
 		fmt.Fprintf(w, "%s:\n%s", group, wrapText(strings.Join(groups[group], ", "), "    ", 96))
@@ -93,16 +90,13 @@ func entryNames(all []entry) (names []string) {
 }
 
 func explain(w io.Writer, name string) error {
-	all := entries()
-	found := false
 	name = plugin.Kind(strings.TrimPrefix(name, plugin.PodType+".")) // the keys of a part are those of its plugin
-	for _, e := range all {
-		if e.matchesName(name) {
-			e.print(w)
-			found = true
-		}
+	all := entries()
+	found := slices.DeleteFunc(slices.Clone(all), func(e entry) bool { return !e.matchesName(name) })
+	for _, e := range found {
+		e.print(w)
 	}
-	if found {
+	if len(found) > 0 {
 		return nil
 	}
 	names := entryNames(all)

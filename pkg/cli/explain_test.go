@@ -43,7 +43,8 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	_, stdout, _ := run("explain")
-	for _, want := range []string{"codes of bridge:\n    6, 7, 50, ", "codes of all plugins:\n    1, 2, ", "keys of bridge:\n    bridge, isGateway, ",
+	for _, want := range []string{"codes of bridge:\n    6, 7, 50, ", "codes of all plugins:\n    1, 2, ",
+		"keys of bridge:\n    bridge, isGateway, ",
 		"checks of podlace doctor:\n    kernel-features, runtime, ", "codes of podlace validate:\n    empty-file, ", "keys of all plugins:\n    "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("the list lacks %q:\n%s", want, stdout)

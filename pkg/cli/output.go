@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -102,12 +103,7 @@ func plain(name string) string { return plugin.Plain(name, reconcile.MaxName) }
 // plainText makes a text safe for a terminal. Unlike plain, it keeps the whole text and all printable characters outside ASCII.
 func plainText(s string) string { return strings.Map(plugin.PlainRune, s) }
 
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func dash(s string) string { return cmp.Or(s, "-") }
 
 // isTerminal reports whether a file is a terminal. Other character devices, such as /dev/null, are no terminals.
 func isTerminal(f *os.File) bool {

@@ -165,11 +165,9 @@ func hintText(hints []kubelet.Hint) string {
 }
 
 func (a requestAnswer) print(w io.Writer) {
-	nodes := map[int]bool{}
+	nodes := map[int]tally{}
 	for _, r := range a.Resources {
-		for node := range r.Nodes {
-			nodes[node] = true
-		}
+		maps.Copy(nodes, r.Nodes)
 	}
 	columns := slices.Sorted(maps.Keys(nodes))
 	heading := []string{"RESOURCE", "COUNT"}

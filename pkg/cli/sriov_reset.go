@@ -89,11 +89,7 @@ func (f resetFlags) reset(ctx context.Context, device string, stdout, stderr io.
 		}
 		return err
 	}
-	if f.yes {
-		fmt.Fprintln(stdout, "Done.")
-	} else {
-		fmt.Fprintln(stdout, "Nothing was changed. --yes does it.")
-	}
+	fmt.Fprintln(stdout, map[bool]string{true: "Done.", false: "Nothing was changed. --yes does it."}[f.yes])
 	return nil
 }
 
@@ -110,13 +106,10 @@ func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
 		return nil
 	}
 	d, _, readErr := pci.Read(f.sysfs, a)
-	if readErr != nil {
-		return readErr
-	}
-	if sriov.Userspace(d.Driver) {
+	if readErr == nil && sriov.Userspace(d.Driver) {
 		return fmt.Errorf("VF %s has the user space driver %s, and the device plugin did not say whether a pod has it: %w", a, d.Driver, err)
 	}
-	return nil
+	return readErr
 }
 
 func (f resetFlags) resetFunction(ctx context.Context, a pci.Address) error {

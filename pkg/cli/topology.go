@@ -20,9 +20,7 @@ import (
 
 const topologyHelp = `Show a picture of this node's pod network: bridges, the interface of each pod on
 the node, pods with addresses, hostPorts and limits, and the VFs below their PF and
-NUMA node. The data is that of 'podlace ls -o wide' and 'podlace sriov ls'.
-
-A pod with a bridge interface and VFs appears in both places.`
+NUMA node. The data is that of 'podlace ls -o wide' and 'podlace sriov ls'.`
 
 const topologyExample = `  podlace topology
   podlace topology --network podlace
@@ -139,10 +137,7 @@ func bridgeOf(name string) topologyBridge {
 	if err != nil {
 		return b
 	}
-	b.MTU, b.State = link.MTU, "down"
-	if link.Flags&net.FlagUp != 0 {
-		b.State = "up"
-	}
+	b.MTU, b.State = link.MTU, map[bool]string{true: "up", false: "down"}[link.Flags&net.FlagUp != 0]
 	addresses, _ := link.Addrs() // the link may be gone now; the picture then lacks its addresses
 	for _, a := range addresses {
 		if p, ok := a.(*net.IPNet); ok && !p.IP.IsLinkLocalUnicast() {

@@ -35,8 +35,8 @@ and a limit to see the changes of portmap and bandwidth.
 With a running POD, as namespace/name or by its container ID or the first 6 or more
 characters of it, the command runs CHECK of each plugin with the configuration of the
 pod's ADD. It shows the duration, the result, and the objects that each plugin recorded:
-interfaces, addresses, leases, rules, limits, VFs. If the kernel lacks recorded rules, a
-line names the command that restores them. It changes nothing and needs root.
+interfaces, addresses, leases, rules, limits, VFs. If the kernel lacks recorded rules, it
+names the command that restores them. It changes nothing and needs root.
 Exit status: 1 if a CHECK failed or could not run, 3 if the kernel refused the
 namespaces, 2 for other errors.
 

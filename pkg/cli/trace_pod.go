@@ -24,11 +24,11 @@ import (
 // tracedPod is a running pod's attachment, with all plugins in its configuration.
 type tracedPod struct {
 	attachment.Key
-	Pod       string         `json:"pod,omitempty"`
-	Netns     string         `json:"netns,omitempty"`
-	Plugins   []tracedPlugin `json:"plugins"`
-	Unchecked string         `json:"unchecked,omitempty"` // why no CHECK ran
-	Missing   []string       `json:"missing,omitempty"`   // recorded rules that the kernel lacks, with the command, unless each CHECK succeeded
+	Pod       string           `json:"pod,omitempty"`
+	Netns     string           `json:"netns,omitempty"`
+	Plugins   []tracedPlugin   `json:"plugins"`
+	Unchecked string           `json:"unchecked,omitempty"` // why no CHECK ran
+	Rules     []doctor.Finding `json:"rules,omitempty"`     // whether the kernel has the recorded rules, unless each CHECK succeeded
 
 	records map[string]attachment.Record // by plugin
 }
@@ -126,14 +126,8 @@ func (p *tracedPod) check(ctx context.Context, plugins, cache string, networks [
 	if len(leases) > 0 && len(p.Plugins) > 0 {
 		p.Plugins[0].Objects = append(p.Plugins[0].Objects, leases...) // the main plugin runs the IPAM plugin
 	}
-	if err != nil || !p.failed() {
-		return err
-	}
-	found, err := doctor.Examine(doctor.Options{}, "rules")
-	for _, f := range found {
-		if f.Level == doctor.Error {
-			p.Missing = append(p.Missing, f.What+": "+f.Command)
-		}
+	if err == nil && p.failed() {
+		p.Rules, err = doctor.Examine(doctor.Options{}, "rules")
 	}
 	return err
 }
@@ -163,9 +157,7 @@ func printPods(w io.Writer, list []*tracedPod) {
 		if p.Unchecked != "" {
 			fmt.Fprintf(w, "no CHECK ran: %s\n", plugin.Plain(p.Unchecked, maxEvidence))
 		}
-		for _, text := range p.Missing {
-			fmt.Fprintln(w, plainText(text))
-		}
+		printLevel(w, p.Rules, doctor.Error)
 		for _, t := range p.Plugins {
 			t.print(w)
 		}

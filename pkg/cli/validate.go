@@ -21,11 +21,9 @@ ConfigMaps with such configurations, pods and pod templates. A folder stands for
 its files; - is standard input.
 
 Each line names file, line, column, key and, in brackets, a code that 'podlace
-explain' explains. An error keeps a pod from starting, or stops
-the daemon; a warning names a setting without the effect that it suggests. Networks
-of several files are compared with one another.
-
-With --node the subnets are compared with those of this node.
+explain' explains. An error keeps a pod from starting, or stops the daemon; a warning
+names a setting without the effect that it suggests. Networks of several files are
+compared with one another, and with --node with the subnets of this node.
 
 Exit status: 0 without errors, 1 with an error, 2 if a file could not be read or a
 folder has none.`

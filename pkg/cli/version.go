@@ -5,7 +5,6 @@ package cli
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"strings"
@@ -42,23 +41,17 @@ func newVersion() *cobra.Command {
 		Example: "  podlace version\n  podlace version -o json",
 		Short:   "Show the version of this program, of Go and of the kernel",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return thisBuild().print(cmd.OutOrStdout(), output)
+			b := thisBuild()
+			return printAs(output, cmd.OutOrStdout(), b, func() {
+				fmt.Fprintf(cmd.OutOrStdout(), "podlace %s\ncommit  %s\ngo      %s\nkernel  %s\n", b.Version, b.Commit, b.Go, b.Kernel)
+			})
 		},
 	}
 	addOutput(cmd, &output)
 	return cmd
 }
 
-func (b build) print(w io.Writer, output string) error {
-	return printAs(output, w, b, func() {
-		fmt.Fprintf(w, "podlace %s\ncommit  %s\ngo      %s\nkernel  %s\n", b.Version, b.Commit, b.Go, b.Kernel)
-	})
-}
-
 func kernelRelease() string {
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(release))
+	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	return cmp.Or(strings.TrimSpace(string(release)), "unknown")
 }
