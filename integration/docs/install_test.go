@@ -268,7 +268,7 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 		"tuning": "not of Podlace", "cni": "all in one"} {
 		info, err := os.Stat(filepath.Join(dir, name))
 		if got, err2 := os.ReadFile(filepath.Join(dir, name)); err != nil || err2 != nil || string(got) != want || info.Mode().Perm() != 0o751 {
-			t.Errorf("%s: %q, %v, %v, %v", name, got, info, err, err2)
+			t.Errorf("%s: %.20q, %v, %v, %v", name, got, info, err, err2)
 		}
 	}
 	if to, err := os.Readlink(filepath.Join(dir, "portmap.before-podlace")); err != nil || to != "cni" {
@@ -283,7 +283,7 @@ func TestInstallKeepsForeignFiles(t *testing.T) {
 		t.Errorf("files after the removal (-want +got):\n%s", diff)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "bridge")); string(got) != "second" {
-		t.Errorf("bridge: %q, %v", got, err)
+		t.Errorf("bridge: %.20q, %v", got, err)
 	}
 }
 
