@@ -50,7 +50,8 @@ image: ## build the image for amd64 and arm64 into build/, without docker; PUSH=
 
 .PHONY: manifest
 manifest: ## print podlace.yaml for kubectl apply; IMAGE=registry/name@sha256:digest, COMPONENTS='vxlan k3s', SRIOV_CONFIG=config.json
-	@go run -C scripts/image . manifest -image '$(IMAGE)' $(COMPONENTS:%=-component %) $(if $(SRIOV_CONFIG),-sriov-config '$(abspath $(SRIOV_CONFIG))')
+	@file='$(SRIOV_CONFIG)'; file=$${file/#'~/'/$$HOME/}; [[ -z $$file || $$file = /* ]] || file=$$PWD/$$file; \
+	  go run -C scripts/image . manifest -image '$(IMAGE)' $(COMPONENTS:%=-component %) -sriov-config "$$file"
 
 .PHONY: chart
 chart: ## write the Helm chart into build/; IMAGE=registry/name@sha256:digest is its default image, PUSH=registry/folder pushes it

@@ -28,6 +28,7 @@ still() {
 			if (NR == 0) exit 1
 			printf "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n", \
 				wide * 7.8 + 28, NR * 18 + 24, wide * 7.8 + 28, NR * 18 + 24
+			print "<title>Output of " escape(substr(line[1], 3)) "</title>"
 			print "<style>text { font: 13px ui-monospace, \"DejaVu Sans Mono\", monospace; fill: #1f2328 } rect { fill: #f6f8fa; stroke: #d1d9e0 }"
 			print ".typed { font-weight: bold } .good { fill: #1a7f37 } .bad { fill: #cf222e }"
 			print "@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } rect { fill: #161b22; stroke: #30363d } .good { fill: #3fb950 }"
@@ -52,8 +53,9 @@ shown() {
 demo() {
 	lines=$(make -s demo)
 	echo '$ make demo'
-	awk '/^step / || /^(ADD pod-a|ping .*IPv6|hostPort tcp from (outside|127|pod-a itself \())/ || /^(pod-a to outside|tcp host to pod-a,)/ ||
-		/^(CHECK pod-a|DEL pod-b|leftovers)/ { print } /^[0-9]+ ok,/ { print ""; print; exit }' <<<"$lines" | sed 's/ *slow machine.*//'
+	awk -F '   *' '/^step / || /^(ADD pod-a|ping .*IPv6|hostPort tcp from (outside|127|pod-a itself \())/ || /^(pod-a to outside|tcp host to pod-a,)/ ||
+		/^(CHECK pod-a|DEL pod-b|leftovers)/ { printf "%-40s  %-30s  %-21s  %s\n", $1, $2, $3, $4 }
+		/^[0-9]+ ok,/ { print ""; print; exit }' <<<"$lines"
 }
 
 # pod NAME ID LIMITS adds a pod as a container runtime does.

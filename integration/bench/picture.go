@@ -35,7 +35,7 @@ func (r *report) picture() string {
 	var bars strings.Builder
 	y := 0
 	for _, row := range rows {
-		fmt.Fprintf(&bars, "<text x=\"0\" y=\"%d\" style=\"font-weight: bold\">%s: %s</text>\n", y+barHeight-3, row.Chain, row.Verb)
+		fmt.Fprintf(&bars, "<text x=\"0\" y=\"%d\" style=\"font-weight: bold\">%s of a pod: %s</text>\n", y+barHeight-3, row.Verb, row.Chain)
 		y += barHeight + 3
 		for _, side := range []struct{ class, name string }{{sidePod, sidePod}, {sideOurs, "chain"}, {sideReference, "reference plugins"}} {
 			width := barRoom * row.Sides[side.class].P50 / longest
@@ -46,6 +46,6 @@ func (r *report) picture() string {
 		y += groupSpace
 	}
 	y -= groupSpace
-	const frame = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img">` + "\n%s\n%s</svg>\n"
+	const frame = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img">` + "\n<title>Medians of ADD and DEL, shorter is better</title>\n%s\n%s</svg>\n"
 	return fmt.Sprintf(frame, pictureWidth, y, pictureStyle, bars.String())
 }

@@ -125,7 +125,7 @@ func TestPicture(t *testing.T) {
 	if diff := cmp.Diff(map[string]float64{sidePod: 13.8, sideOurs: 27.6, sideReference: barRoom}, widths); diff != "" {
 		t.Errorf("bars (-want +got):\n%s", diff)
 	}
-	want := []string{"hostPort, limits: DEL", "6 ms, podlace-pod", "12 ms, chain", "100 ms, reference plugins"}
+	want := []string{"DEL of a pod: hostPort, limits", "6 ms, podlace-pod", "12 ms, chain", "100 ms, reference plugins"}
 	if diff := cmp.Diff(want, image.Texts); diff != "" {
 		t.Errorf("texts (-want +got):\n%s", diff)
 	}

@@ -103,5 +103,10 @@ func runnableLine(line, folder string) string {
 	case strings.HasPrefix(line, "podlace rollback"):
 		return strings.TrimSpace(line) + " --conf-dir " + folder + "/etc/cni/net.d\n"
 	}
-	return regexp.MustCompile(`(^|\s)(/etc/|/opt/|/usr/local/)`).ReplaceAllString(line, "${1}"+folder+"${2}")
+	return inFolder(line, folder)
+}
+
+// inFolder puts a folder in place of / into the paths of a script.
+func inFolder(script, folder string) string {
+	return regexp.MustCompile(`(^|[\s=])(/etc/|/opt/|/usr/local/)`).ReplaceAllString(script, "${1}"+folder+"${2}")
 }

@@ -27,6 +27,34 @@ func TestDiagrams(t *testing.T) {
 	}
 }
 
+// Screen readers have a title of each picture.
+func TestPictureTitles(t *testing.T) {
+	pictures, err := filepath.Glob(filepath.Join(treeRoot, "docs/*.svg"))
+	if err != nil || len(pictures) == 0 {
+		t.Fatal(pictures, err)
+	}
+	for _, picture := range pictures {
+		name := "docs/" + filepath.Base(picture)
+		if !regexp.MustCompile(`<title>[A-Z][^<]* [^<]*</title>`).MatchString(readFile(t, name)) {
+			t.Errorf("%s has no title of several words: scripts/pictures.sh and integration/bench/picture.go write it", name)
+		}
+	}
+}
+
+// The numbers in the picture of limits, which no program draws, are those of the last measurement.
+func TestLimitsPicture(t *testing.T) {
+	page := readFile(t, "docs/dev/PERFORMANCE.md")
+	numbers := regexp.MustCompile(`>((?:at least )?[0-9.]+) (?:Mbit|ms), (?:Podlace|reference)<`).FindAllStringSubmatch(readFile(t, "docs/limits.svg"), -1)
+	if len(numbers) != 4 {
+		t.Fatalf("docs/limits.svg has %d numbers", len(numbers))
+	}
+	for i, row := range []string{"first second at 20 Mbit/s, into the pod, Mbit", "round trip added by 8 flows at 20 Mbit/s, p95, ms"} {
+		if want := "| " + row + " | " + numbers[2*i][1] + " | " + numbers[2*i+1][1] + " |"; !strings.Contains(page, want) {
+			t.Errorf("docs/limits.svg has other numbers than docs/dev/PERFORMANCE.md, which has no %q: correct its texts and the widths of its bars", want)
+		}
+	}
+}
+
 // The commands in stills of a terminal still print what the pictures show. The demo has a test of its own.
 func TestStills(t *testing.T) {
 	const redraw = "run 'make picture ARGS=stills'"

@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 )
 
 // chartImage is a placeholder for the image name. newChart uses the placeholder until the templates are complete.
@@ -26,11 +28,9 @@ const imageAction = `{{ required "image: the chart has no default image: --set i
 // shippedResources contains the resources of the shipped conflist of the plugin sriov.
 const shippedResources = `["example.com/fast"]`
 
-// resourcesAction inserts the resources of the chart's value `sriovConfig` into the conflist. intel.com is the default of
-// --resource-prefix.
+// resourcesAction inserts the resources of the chart's value `sriovConfig` into the conflist.
 const resourcesAction = `{{ if .Values.sriovConfig }}{{ $names := list }}{{ range .Values.sriovConfig.resourceList }}` +
-	`{{ $names = append $names (printf "%s/%s" (default "intel.com" .resourcePrefix) .resourceName) }}{{ end }}` +
-	`{{ if not $names }}{{ fail "sriovConfig.resourceList: want at least one resource" }}{{ end }}` +
+	`{{ $names = append $names (printf "%s/%s" (default "` + poolfile.DefaultPrefix + `" .resourcePrefix) .resourceName) }}{{ end }}` +
 	`{{ $names | uniq | toJson }}{{ else }}` + shippedResources + `{{ end }}`
 
 // chartFiles maps names to contents of the files in the Helm chart.
@@ -50,7 +50,7 @@ func newChart(conf, image, version, appVersion string) (chartFiles, error) {
 	if err != nil {
 		return nil, err
 	}
-	files["templates/checks.yaml"] = componentChecks()
+	files["templates/checks.yaml"] = componentChecks() + sriovChecks
 	comments := map[string]string{}
 	for _, c := range components {
 		if comments[c], err = headComment(filepath.Join(conf, "components", c, "kustomization.yaml")); err != nil {

@@ -136,9 +136,9 @@ func TestChartValues(t *testing.T) {
 		{"vxlan: true\nconfig: {vxlan: {vni: 16777215}}", "podlace-node", "config.json", `{"offLink":"vxlan","vxlan":{"vni":16777215}}`},
 		{"vxlan: true\nconfig: {offLink: fabric}", "podlace-node", "config.json", `{"offLink":"fabric"}`},
 		{"conflist: '{\"name\": \"cbr0\"}'", "podlace-node", "10-podlace.conflist", `{"name":"cbr0"}`},
-		{"dra: true\nsriovConfig: {resourceList: [{resourceName: slow}]}", "sriov-device-plugin", "config.json",
-			`{"resourceList":[{"resourceName":"slow"}]}`},
-		{"dra: true\nsriovConfig: {resourceList: [{resourceName: slow}]}\nconflist: '{\"name\": \"cbr0\"}'", "podlace-node", "10-podlace.conflist",
+		{"dra: true\nsriovConfig: {resourceList: [{resourceName: slow, api: dra}]}", "sriov-device-plugin", "config.json",
+			`{"resourceList":[{"api":"dra","resourceName":"slow"}]}`},
+		{"dra: true\nsriovConfig: {resourceList: [{resourceName: slow, api: dra}]}\nconflist: '{\"name\": \"cbr0\"}'", "podlace-node", "10-podlace.conflist",
 			`{"name":"cbr0"}`},
 	} {
 		objects := templated(t, c, test.values)
@@ -154,39 +154,21 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// TestChartResources checks that the conflist contains the resources of sriovConfig.
-func TestChartResources(t *testing.T) {
-	c := loadedChart(t)
-	for values, want := range map[string]string{
-		"": `["example.com/fast"]`,
-		"sriovConfig: {resourceList: [{resourceName: a, resourcePrefix: example.org}, {resourceName: b}, {resourceName: b}]}": `["example.org/a","intel.com/b"]`,
-		"sriovConfig: {resourceList: [{resourceName: fast, resourcePrefix: example.com}], pfs: []}":                           `["example.com/fast"]`,
-	} {
-		for _, component := range []string{"sriov", "dra"} {
-			config := templated(t, c, component+": true\n"+values)["ConfigMap podlace-node"].(*core.ConfigMap)
-			if got := sriovEntry(t, config.Data["10-podlace.conflist"])["resources"]; string(got) != want {
-				t.Errorf("%s, %s: %s, want %s", component, values, got, want)
-			}
-		}
-	}
-}
-
 // TestChartRefuses checks that the error of a wrong value contains the path of the value or the reason.
 func TestChartRefuses(t *testing.T) {
 	c := loadedChart(t)
 	for values, says := range map[string]string{
-		"vxlna: true":                                "'vxlna' not allowed",
-		"k3s: 'yes'":                                 "/k3s",
-		"config: {offLnk: vxlan}":                    "'offLnk' not allowed",
-		"config: {offLink: vxlna}":                   "/config/offLink",
-		"config: {vxlan: {vni: 0}}":                  "/config/vxlan/vni",
-		"config: {mtu: '1500'}":                      "/config/mtu",
-		"image: ''":                                  "the chart has no default image",
-		"k3s: true\ncrio: true":                      "components k3s and crio exclude each other",
-		"sriov: true\ndra: true":                     "components sriov and dra exclude each other",
-		"dra: true\nsriovConfig: {resourceList: []}": "sriovConfig.resourceList: want at least one resource",
-		"openshift: true":                            "component openshift needs dra or sriov",
-		"openshift: true\nvxlan: true":               "components openshift and vxlan exclude each other",
+		"vxlna: true":                  "'vxlna' not allowed",
+		"k3s: 'yes'":                   "/k3s",
+		"config: {offLnk: vxlan}":      "'offLnk' not allowed",
+		"config: {offLink: vxlna}":     "/config/offLink",
+		"config: {vxlan: {vni: 0}}":    "/config/vxlan/vni",
+		"config: {mtu: '1500'}":        "/config/mtu",
+		"image: ''":                    "the chart has no default image",
+		"k3s: true\ncrio: true":        "components k3s and crio exclude each other",
+		"sriov: true\ndra: true":       "components sriov and dra exclude each other",
+		"openshift: true":              "component openshift needs dra or sriov",
+		"openshift: true\nvxlan: true": "components openshift and vxlan exclude each other",
 	} {
 		if _, err := helmTemplate(c, "default", values); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %s", values, err, says)
@@ -236,17 +218,23 @@ func TestChartFiles(t *testing.T) {
 	}
 }
 
-// TestNotes checks that the notes of an installation contain the command that must run before `helm uninstall`.
+// TestNotes checks that the notes of an installation contain the command that must run before `helm uninstall`, and the one that makes
+// the DeviceClasses.
 func TestNotes(t *testing.T) {
 	c := loadedChart(t)
 	release := common.ReleaseOptions{Name: "net", Namespace: "lan", Revision: 1, IsInstall: true}
-	values, err := util.ToRenderValues(c, map[string]any{}, release, common.DefaultCapabilities)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := engine.Render(c, values)
-	const want = "helm upgrade net CHART --namespace lan --reuse-values --set removal=true"
-	if notes := files["podlace/templates/NOTES.txt"]; err != nil || !strings.Contains(notes, want) {
-		t.Errorf("%v: %s", err, notes)
+	config := map[string]any{"resourceList": []any{map[string]any{"resourceName": "a", "api": "dra"}}}
+	for want, set := range map[string]map[string]any{
+		"helm upgrade net CHART --namespace lan --reuse-values --set removal=true": {},
+		"podlace sriov classes --config-file config.json | kubectl apply -f -":     {"dra": true, "sriovConfig": config},
+	} {
+		values, err := util.ToRenderValues(c, set, release, common.DefaultCapabilities)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, err := engine.Render(c, values)
+		if notes := files["podlace/templates/NOTES.txt"]; err != nil || !strings.Contains(notes, want) {
+			t.Errorf("%v: %s", err, notes)
+		}
 	}
 }

@@ -3,12 +3,14 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	core "k8s.io/api/core/v1"
 	resource "k8s.io/api/resource/v1"
 )
@@ -24,7 +26,9 @@ func configOf(t *testing.T, text string) string {
 }
 
 // The manifest has the user's configuration with its resources in the conflist and its DeviceClasses, and nothing of the shipped example.
+// But for the DeviceClasses, the chart has equal objects.
 func TestSRIOVConfig(t *testing.T) {
+	helm := loadedChart(t)
 	for _, test := range []struct {
 		config, components, resources string
 		classes                       []string
@@ -53,13 +57,20 @@ func TestSRIOVConfig(t *testing.T) {
 			t.Errorf("config.json is %s, want %s", got, test.config)
 		}
 		var classes []string
-		for _, o := range objects {
+		for name, o := range objects {
 			if class, ok := o.(*resource.DeviceClass); ok {
 				classes = append(classes, class.Name)
+				delete(objects, name)
 			}
 		}
 		if !slices.Equal(classes, test.classes) {
 			t.Errorf("%s: DeviceClasses %q, want %q", test.config, classes, test.classes)
+		}
+		charted := templated(t, helm, chartValues(test.components, test.config))
+		asJSON := cmp.FilterPath(func(p cmp.Path) bool { return strings.HasSuffix(p.GoString(), `Data["config.json"]`) },
+			cmp.Comparer(func(a, b string) bool { return canonicalJSON(a) == canonicalJSON(b) }))
+		if diff := cmp.Diff(objects, charted, asJSON); diff != "" {
+			t.Errorf("%s: the chart and the manifest differ (-manifest +chart)\n%s", test.config, diff)
 		}
 		if test.resources == "" {
 			continue
@@ -71,8 +82,29 @@ func TestSRIOVConfig(t *testing.T) {
 	}
 }
 
-// TestSRIOVConfigRefused checks that the error of an unusable configuration names the place or the missing component.
+// chartValues returns values of the chart with components and a configuration of the device plugin.
+func chartValues(components, config string) string {
+	values := "sriovConfig: " + config + "\n"
+	for _, name := range strings.Fields(components) {
+		values += name + ": true\n"
+	}
+	return values
+}
+
+// canonicalJSON returns a JSON text with sorted keys and without spaces, or "" if it is invalid.
+func canonicalJSON(text string) string {
+	var value any
+	if json.Unmarshal([]byte(text), &value) != nil {
+		return ""
+	}
+	canonical, _ := json.Marshal(value)
+	return string(canonical)
+}
+
+// TestSRIOVConfigRefused checks that the error of an unusable configuration names the place or the missing component. The chart, which does
+// not parse the configuration, has the same errors about components.
 func TestSRIOVConfigRefused(t *testing.T) {
+	helm := loadedChart(t)
 	const one = `{"resourceList": [{"resourceName": "b"}]}`
 	for _, test := range []struct{ config, components, says string }{
 		{`{"resourceList": [{"resourceNam": "b"}]}`, "sriov", `resourceNam`},
@@ -86,6 +118,7 @@ func TestSRIOVConfigRefused(t *testing.T) {
 		{`{"resourceList": [{"resourceName": "b", "api": "dra"}]}`, "sriov", "needs the component dra"},
 		{`{"resourceList": [{"resourceName": "b", "driver": "vfio-pci"}]}`, "sriov", "the key driver, which needs write access to sysfs: add the component privileged"},
 		{`{"resourceList": [{"resourceName": "b"}], "pfs": [{"pfName": "ens0f0", "numVfs": 4}]}`, "sriov", "the key numVfs"},
+		{`{"resourceList": [{"resourceName": "b", "api": "dra"}], "pfs": [{"pfName": "ens0f0", "numVfs": 4, "offerWhole": true}]}`, "dra", "the key numVfs"},
 	} {
 		err := run([]string{"manifest", "-conf", conf, "-image", testImage, "-sriov-config", configOf(t, test.config),
 			"-component", test.components, "-out", filepath.Join(t.TempDir(), "podlace.yaml")})
@@ -94,6 +127,12 @@ func TestSRIOVConfigRefused(t *testing.T) {
 		}
 		if err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s with %q: %v, want %s", test.config, test.components, err, test.says)
+			continue
+		}
+		_, parsed := readSRIOVConfig(configOf(t, test.config))
+		_, charted := helmTemplate(helm, "default", chartValues(test.components, test.config))
+		if parsed == nil && (charted == nil || !strings.HasSuffix(charted.Error(), ": "+err.Error())) {
+			t.Errorf("%s with %q: the chart says %v, want %v", test.config, test.components, charted, err)
 		}
 	}
 	if err := run([]string{"manifest", "-conf", conf, "-image", testImage, "-sriov-config", "/nope.json"}); err == nil {

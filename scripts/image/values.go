@@ -22,7 +22,8 @@ func otherValues(config map[string]any) []chartValue {
 			config},
 		{"conflist", `""`, "Text of the conflist, by --set-file conflist=FILE. Empty: the shipped 10-podlace.conflist.", map[string]any{"type": "string"}},
 		{"sriovConfig", "{}", "config.json of the SR-IOV device plugin, for the components sriov and dra. Empty: the shipped example. " +
-			"The shipped conflist contains its resources. `podlace sriov classes` prints its DeviceClasses.", map[string]any{"type": "object"}},
+			"The shipped conflist contains its resources. With dra, its DeviceClasses are not part of the chart: " +
+			"podlace sriov classes --config-file config.json | kubectl apply -f -", map[string]any{"type": "object"}},
 	}
 }
 

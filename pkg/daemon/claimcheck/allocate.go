@@ -126,7 +126,7 @@ func only(d resourceapi.DeviceClaim, o option) resourceapi.DeviceClaim {
 // prefer returns the claim with the alternative before the others, and restricted to a resource if its name is not empty.
 func prefer(d resourceapi.DeviceClaim, o option, resource string) resourceapi.DeviceClaim {
 	out := *d.DeepCopy()
-	if selectors := selectorsOf(&out, o); resource != "" {
+	if selectors, _, _ := fieldsOf(&out, o); resource != "" {
 		*selectors = append(*selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: selectorOf(resource)}})
 	}
 	if all := out.Requests[o.request].FirstAvailable; o.sub >= 0 {

@@ -209,7 +209,8 @@ func (c *checker) checkDevices(m manifest, path string, d resourceapi.DeviceClai
 			o.matched, o.wrong = c.matchRequest(m, o)
 		}
 		if o.wrong {
-			*selectorsOf(&d, *o) = nil
+			selectors, _, _ := fieldsOf(&d, *o)
+			*selectors = nil
 			class, _ := c.classNamed(o.DeviceClassName)
 			o.matched, _ = c.matching(class.selectors)
 		}
@@ -287,33 +288,26 @@ func (c *checker) selectHere(m manifest, all []option, entries []resourceapi.Dev
 	return here
 }
 
-// selectorsOf returns the selectors of an option in a claim.
-func selectorsOf(d *resourceapi.DeviceClaim, o option) *[]resourceapi.DeviceSelector {
+// fieldsOf returns the selectors of an option in a claim, and how many devices it wants.
+func fieldsOf(d *resourceapi.DeviceClaim, o option) (*[]resourceapi.DeviceSelector, *resourceapi.DeviceAllocationMode, *int64) {
+	r := &d.Requests[o.request]
 	if o.sub < 0 {
-		return &d.Requests[o.request].Exactly.Selectors
+		return &r.Exactly.Selectors, &r.Exactly.AllocationMode, &r.Exactly.Count
 	}
-	return &d.Requests[o.request].FirstAvailable[o.sub].Selectors
+	s := &r.FirstAvailable[o.sub]
+	return &s.Selectors, &s.AllocationMode, &s.Count
 }
 
 // wantExamples makes an option of a claim want examples of its resources. Whatever else an example has is made up, like their number, so
 // that one of them stands for all.
 func (o option) wantExamples(d *resourceapi.DeviceClaim) {
-	if o.AllocationMode == resourceapi.DeviceAllocationModeAll {
-		mode, count := amountOf(d, o)
+	selectors, mode, count := fieldsOf(d, o)
+	if *mode == resourceapi.DeviceAllocationModeAll {
 		*mode, *count = resourceapi.DeviceAllocationModeExactCount, 1
 	}
 	names := append([]string{}, o.resources()...) // literal makes null of a nil slice
 	expression := fmt.Sprintf("%s in %s", attribute{claim.Driver, "resource"}.expression(), literal(names))
-	*selectorsOf(d, o) = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
-}
-
-// amountOf returns how many devices an option of a claim wants.
-func amountOf(d *resourceapi.DeviceClaim, o option) (*resourceapi.DeviceAllocationMode, *int64) {
-	if r := &d.Requests[o.request]; o.sub < 0 {
-		return &r.Exactly.AllocationMode, &r.Exactly.Count
-	}
-	s := &d.Requests[o.request].FirstAvailable[o.sub]
-	return &s.AllocationMode, &s.Count
+	*selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
 }
 
 // reduce returns the claim without the requests for devices that are not here, with the indexes of the others updated. It reports
