@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +93,24 @@ func TestUnits(t *testing.T) {
 		}
 	}
 	t.Run("systemd-analyze", func(t *testing.T) { verifyUnits(t, append(services, timers...)) })
+}
+
+// The command in conf/README.md installs the plugins into the folder from which podlace-node.service takes them.
+func TestAgentUnitFindsPlugins(t *testing.T) {
+	folder := regexp.MustCompile(`--plugins (\S+)`).FindStringSubmatch(readFile(t, "conf/podlace-node.service"))
+	command := regexp.MustCompile("`make install (CNI_BIN_DIR=[^`]+)`").FindStringSubmatch(readFile(t, "conf/README.md"))
+	if folder == nil || command == nil {
+		t.Fatalf("the unit has the plugins in %q, and conf/README.md the command %q", folder, command)
+	}
+	c := newCheckout(t)
+	if out, err := c.make("install", command[1]); err != nil {
+		t.Fatalf("%s: %v\n%s", command[0], err, out)
+	}
+	for _, name := range makeVariable(t, "CNI_PLUGINS") {
+		if _, err := os.Stat(filepath.Join(c.into, folder[1], name)); err != nil {
+			t.Errorf("%s does not install it where podlace-node.service takes it from: %v", command[0], err)
+		}
+	}
 }
 
 func units(t *testing.T, pattern string) (names []string) {
