@@ -53,7 +53,7 @@ func (j *job) applyGuard(port kernel.Link, g *Guard) error {
 	return ensureGuard(j.host, *g)
 }
 
-// restoreGuards writes all rules and guards if the kernel lacks a rule of the guard table, a recorded guard, or one of more.
+// restoreGuards writes all rules and guards if the kernel lacks a rule of the guard table, a recorded guard, or one of the guards in more.
 func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker, more ...Guard) error {
 	unlock, err := locks.Node(bridges)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 )
 
 const rollbackHelp = `Rewrite the state of running pods into the form of the reference plugins, and
-remove Podlace's own state: tables, index and records. From then on the reference
-plugins delete these pods. The pods' traffic continues.
+remove Podlace's own state: tables and records. From then on the reference plugins
+delete these pods. The pods' traffic continues.
 
 Install the reference plugins first: pods that Podlace adds later would not be
 rewritten. Without --yes the command changes nothing.

@@ -151,7 +151,7 @@ func (c requestConfig) hintFor(err error) string {
 	case errors.Is(err, poddevices.ErrNoProgram): // last, because the refusal of a device plugin that answers says more
 		return "install " + poddevices.Program + " beside sriov, and start sriov-device-plugin: systemctl status sriov-device-plugin"
 	}
-	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov"
+	return "check that the kubelet is running with the folder " + c.Kubelet + ": systemctl status kubelet, podlace sriov ls"
 }
 
 // askDevices returns the devices of the pod from the device plugin, or else from the kubelet and the claim records. A device in the

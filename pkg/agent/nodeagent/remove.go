@@ -78,7 +78,7 @@ func (r *removal) run(ctx context.Context) error {
 	}
 	r.setState(nil)
 	if r.wait {
-		r.printLines("done: nothing of Podlace is left on this node; waiting for SIGTERM")
+		r.printLines("done: Podlace is removed from this node; waiting for SIGTERM")
 		<-ctx.Done()
 	}
 	return nil

@@ -18,15 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// markEnv holds the parent's network namespace in the environment of the process in the sandbox. It tells a variable that the parent set
-// from one inherited by accident.
+// markEnv holds the parent's network namespace in the environment of the process in the sandbox. The value proves that the parent set the
+// variable, and that it was not inherited by accident.
 const markEnv = "PODLACE_SANDBOX_PARENT"
 
 // Enter runs the rest of the program in its own user, mount, UTS and network namespaces.
 //
 // The process that the user started runs the same command line again in these, passes signals to this second process, and waits for it.
-// There Enter returns inside=false with the exit code. In the second process, which dies with the first, it prepares the mounts and returns
-// inside=true. A program in the sandbox that calls Enter gets a nested one.
+// In the first process, Enter returns inside=false with the exit code. In the second, which dies with the first, it prepares the mounts and
+// returns inside=true. A program in the sandbox that calls Enter gets a nested one.
 //
 // If the kernel refuses the namespaces, the error has the reason and a hint.
 func Enter() (inside bool, exitCode int, err error) {
