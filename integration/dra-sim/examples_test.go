@@ -47,7 +47,7 @@ func objectOf(t *testing.T, text string) runtime.Object {
 	if err := yaml.Unmarshal([]byte(text), &head); err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
-	objects := map[string]runtime.Object{"Pod": &corev1.Pod{}, "DeviceClass": &resourceapi.DeviceClass{},
+	objects := map[string]runtime.Object{"Namespace": &corev1.Namespace{}, "Pod": &corev1.Pod{}, "DeviceClass": &resourceapi.DeviceClass{},
 		"ResourceClaim":         &resourceapi.ResourceClaim{},
 		"ResourceClaimTemplate": &resourceapi.ResourceClaimTemplate{}, "DeviceTaintRule": &resourceapi.DeviceTaintRule{}}
 	o := objects[head.Kind]
@@ -143,7 +143,8 @@ func TestEveryExampleCompiles(t *testing.T) {
 	for _, text := range shown {
 		for _, one := range splitDocuments(text) {
 			o := objectOf(t, one)
-			if _, pod := o.(*corev1.Pod); pod {
+			switch o.(type) {
+			case *corev1.Pod, *corev1.Namespace:
 				continue
 			}
 			if err := server.validateNew(o); err != nil {

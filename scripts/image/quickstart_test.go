@@ -71,7 +71,7 @@ func TestQuickstarts(t *testing.T) {
 				forms = append(forms, strings.Join(strings.Fields(c.line)[:2], " "))
 			}
 			want := []string{"make image", "make manifest", "kubectl apply", map[string]string{"kubectl": "kubectl -n", "go": "go run"}[check],
-				"kubectl create", "kubectl -n"}
+				"kubectl apply", "kubectl -n"}
 			if diff := cmp.Diff(want, forms); diff != "" {
 				t.Fatalf("docs/%s has other commands than the other quickstart (-want +got)\n%s", name, diff)
 			}
@@ -138,10 +138,13 @@ func (p page) compareManifest(t *testing.T, objects objectsByName) {
 	}
 }
 
-// checkPod decodes pod.yaml strictly. Its pod must ask for the resource of the configuration.
+// checkPod decodes pod.yaml strictly. It begins with the namespace of the pod, which must ask for the resource of the configuration.
 func (p page) checkPod(t *testing.T, text string, objects objectsByName) {
 	t.Helper()
-	for _, one := range strings.Split(text, "\n---\n") {
+	var namespace core.Namespace
+	first, text, _ := strings.Cut(text, "\n---\n")
+	decodeStrict(t, []byte(first), &namespace)
+	for one := range strings.SplitSeq(text, "\n---\n") {
 		if strings.Contains(one, "kind: ResourceClaimTemplate\n") {
 			var template resource.ResourceClaimTemplate
 			decodeStrict(t, []byte(one), &template)
@@ -153,8 +156,8 @@ func (p page) checkPod(t *testing.T, text string, objects objectsByName) {
 		var pod core.Pod
 		decodeStrict(t, []byte(one), &pod)
 		_, limited := pod.Spec.Containers[0].Resources.Limits["example.com/fast"]
-		if !limited && len(pod.Spec.ResourceClaims) == 0 {
-			t.Errorf("docs/%s: the pod asks for no VF", p.name)
+		if !limited && len(pod.Spec.ResourceClaims) == 0 || pod.Namespace != namespace.Name {
+			t.Errorf("docs/%s: the pod asks for no VF, or its namespace %s is not in pod.yaml", p.name, pod.Namespace)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func TestExample(t *testing.T) {
 	}
 	l.create(classes)
 	text := regexp.MustCompile(`(?m)^ +(image|command): .*\n`).ReplaceAllString(strings.ReplaceAll(template, "namespace: shop", "namespace: "+l.ns), "")
-	for _, one := range strings.Split(text, "\n---\n") {
+	for _, one := range strings.Split(text, "\n---\n")[1:] { // after the namespace
 		l.create(one)
 	}
 	l.runs("web")
