@@ -94,7 +94,7 @@ func readConfig(file string) (c config, err error) {
 }
 
 // reload reads the configuration again, and reports whether there are changes to apply. An invalid configuration becomes a problem, and the
-// previous one stays in force.
+// agent keeps the previous one.
 func (a *agent) reload() (changed bool) {
 	defer func() {
 		for _, text := range a.config.findings {
