@@ -14,9 +14,9 @@ diagrams() {
 	done
 }
 
-# still FILE draws the lines of stdin. Spaces become no-break spaces, which no renderer joins, and textLength holds columns in any font.
+# still FILE TITLE draws the lines of stdin. Spaces become no-break spaces, which no renderer joins, and textLength holds columns in any font.
 still() {
-	awk '
+	awk -v title="$2" '
 		function escape(s) { gsub(/&/, "\\&amp;", s); gsub(/</, "\\&lt;", s); gsub(/ /, "\302\240", s); return s }
 		function coloured(s) {
 			if (!match(s, /^error |^[0-9]+ ok|  ok|  MISS/)) return escape(s)
@@ -28,7 +28,7 @@ still() {
 			if (NR == 0) exit 1
 			printf "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n", \
 				wide * 7.8 + 28, NR * 18 + 24, wide * 7.8 + 28, NR * 18 + 24
-			print "<title>Output of " escape(substr(line[1], 3)) "</title>"
+			print "<title>" title "</title>"
 			print "<style>text { font: 13px ui-monospace, \"DejaVu Sans Mono\", monospace; fill: #1f2328 } rect { fill: #f6f8fa; stroke: #d1d9e0 }"
 			print ".typed { font-weight: bold } .good { fill: #1a7f37 } .bad { fill: #cf222e }"
 			print "@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } rect { fill: #161b22; stroke: #30363d } .good { fill: #3fb950 }"
@@ -54,7 +54,7 @@ demo() {
 	lines=$(make -s demo)
 	echo '$ make demo'
 	awk -F '   *' '/^step / || /^(ADD pod-a|ping .*IPv6|hostPort tcp from (outside|127|pod-a itself \())/ || /^(pod-a to outside|tcp host to pod-a,)/ ||
-		/^(CHECK pod-a|DEL pod-b|leftovers)/ { printf "%-40s  %-30s  %-21s  %s\n", $1, $2, $3, $4 }
+		/^(CHECK pod-a|DEL pod-b|leftovers)/ { printf "%-40s  %-21s  %s\n", $1, $3, $4 }
 		/^[0-9]+ ok,/ { print ""; print; exit }' <<<"$lines"
 }
 
@@ -99,21 +99,21 @@ stills_of_node() {
 	ip netns exec db-0 bash -c 'send 10.58.0.2 30' & senders+=" $!"
 	ip netns exec cron-7 bash -c 'send 10.58.0.3 8' & senders+=" $!"
 	sleep 2
-	shown podlace top --once | still docs/top.svg
+	shown podlace top --once | still docs/top.svg "Output of podlace top --once"
 	kill $senders
 	{
 		shown nft flush ruleset
 		shown podlace doctor rules ports records
 		shown podlace reload
 		shown podlace doctor rules ports records
-	} | still docs/doctor.svg
+	} | still docs/doctor.svg "A flush of the firewall, found by podlace doctor and repaired by podlace reload"
 }
 
 case ${1:-all} in
 all) diagrams && "$0" stills ;;
 diagrams) diagrams ;;
 stills)
-	demo | still docs/demo.svg
+	demo | still docs/demo.svg "Output of make demo"
 	[ "$(id -u)" = 0 ] || root=--map-root-user
 	unshare --mount --net --pid --fork --kill-child ${root:-} "$0" node
 	;;
