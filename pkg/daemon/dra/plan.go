@@ -39,6 +39,8 @@ type plannedDevice struct {
 	fresh     bool   // neither a record nor a pod of the claim had the device
 	restores  bool   // the claim chose the driver, so the former one is restored
 
+	held *sriov.Holding // attachment to a pod of the claim, or nil
+
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
@@ -192,9 +194,10 @@ func (p claimPlan) lockedAddresses() (list []pci.Address) {
 
 // answerFor returns the devices of a plan for the kubelet. Only the first device of a request has the request's CDI device.
 func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
-	answered := map[string]bool{}
+	answered, inventory := map[string]bool{}, d.latestInventory()
 	for _, dev := range p.devices {
-		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device}
+		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device,
+			Metadata: metadataOf(inventory.attributesOf(dev.resource, dev.Device), dev.held)}
 		if dev.ShareID != "" {
 			out.ShareID = new(types.UID(dev.ShareID))
 		}
