@@ -111,7 +111,7 @@ func TestMetadata(t *testing.T) {
 
 	stop() // between Prepare and ADD
 	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net", "10.0.0.7/24", "fd00::7/64")
-	stop, k = l.restart()
+	stop, _ = l.restart()
 	l.awaitMetadata("nic", "a", attached0)
 	l.awaitMetadata("nic", "b", both)
 	checkVersions(t, paths...)
