@@ -51,6 +51,7 @@ type draLab struct {
 	client *fake.Clientset
 	sysfs  string
 	log    *logBuffer
+	adding bool // the journals are those of an ADD that has not finished
 }
 
 // logBuffer is a log that a test can read while the driver writes to it.

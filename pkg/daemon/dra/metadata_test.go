@@ -115,13 +115,18 @@ func TestMetadata(t *testing.T) {
 	l.awaitMetadata("nic", "a", attached0)
 	l.awaitMetadata("nic", "b", both)
 	checkVersions(t, paths...)
+	l.adding = true
+	l.writeJournal(c, vf1, "web-0", "/proc/self/ns/net")
+	l.adding = false
 	l.writeJournal(c, vf2, "web-0", "/proc/self/ns/net")
 	l.awaitMetadata("nic", "b", both+" net1 02:00:00:00:00:01 []")
 
 	before := l.generation("nic", "a")
 	stop() // after the update
 	stop, k = l.restart()
-	time.Sleep(joinStatus)
+	l.detach(vf1)
+	l.detach(vf2)
+	l.awaitMetadata("nic", "b", both)
 	if now := l.generation("nic", "a"); now != before {
 		t.Errorf("a restart changed generation %d to %d", before, now)
 	}
@@ -129,7 +134,6 @@ func TestMetadata(t *testing.T) {
 	l.awaitMetadata("nic", "a", attached0)
 	l.detach(vf0)
 	l.awaitMetadata("nic", "a", vf0Text)
-	l.detach(vf2)
 	if got := k.unprepareClaims("c-1"); got[0] != "" {
 		t.Error(got)
 	}
