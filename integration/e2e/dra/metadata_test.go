@@ -31,6 +31,7 @@ spec:
 	if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(strings.NewReader(text)), &m); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
+	t.Log(strings.TrimSpace(text))
 	id := l.allocated("vf")[0]
 	if len(m.Requests) != 1 || len(m.Requests[0].Devices) != 1 {
 		t.Fatal(text)
