@@ -47,9 +47,10 @@ type Device struct {
 
 	// The fields below are set only if the function's interface is in this network namespace. For a VF whose interface is elsewhere,
 	// use those of its PF.
-	Carrier  bool     `json:"carrier,omitempty"`  // of one interface at least
-	Down     []string `json:"down,omitempty"`     // interfaces without carrier
-	SwitchID string   `json:"switchID,omitempty"` // phys_switch_id of a card in switchdev mode
+	Carrier   bool     `json:"carrier,omitempty"`   // of one interface at least
+	Down      []string `json:"down,omitempty"`      // interfaces without carrier
+	SwitchID  string   `json:"switchID,omitempty"`  // phys_switch_id, which some drivers also report in legacy mode
+	Switchdev bool     `json:"switchdev,omitempty"` // it has representors, which exist only in switchdev mode
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
@@ -71,6 +72,9 @@ type Node struct {
 type Snapshot struct {
 	Devices []Device `json:"devices"` // sorted by address
 	Nodes   []Node   `json:"nodes"`   // online nodes, sorted by ID
+
+	// ExclusiveRDMA is the mode "netns exclusive" of the RDMA subsystem, in which an RDMA device is visible only in its namespace.
+	ExclusiveRDMA bool `json:"exclusiveRDMA,omitempty"`
 }
 
 // Device returns the device with the given address.
