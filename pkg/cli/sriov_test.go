@@ -227,6 +227,19 @@ func TestSRIOVUnserved(t *testing.T) {
 	}
 }
 
+// TestSRIOVExplainRefused: a VF that another plugin must attach is offered and says so, with the remedy once.
+func TestSRIOVExplainRefused(t *testing.T) {
+	flags := append(labFlags(t), "--sysfs", pcitest.Extract(t, "switchdev"))
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fast", "selectors": {"pfNames": ["ens2f0np0"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := runSRIOV(t, flags, "explain")
+	const refused = "  example.com/fast  offered: meets resourceList[0].selectors; the plugin sriov refuses it: PF 0000:18:00.0 is in switchdev mode"
+	if status != 0 || strings.Count(stdout, refused) != 2 || strings.Count(stderr, "devlink dev eswitch set pci/0000:18:00.0 mode legacy") != 1 {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
 // TestSRIOVReset: a VF that the kubelet has allocated, or may have, is not reset.
 func TestSRIOVReset(t *testing.T) {
 	if !sandboxed(t) { // the lock of a VF is below /run

@@ -127,12 +127,13 @@ func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...), "%s", hint)
 	}
 	const inUse = "take the interface out of use there, or exclude the VF by the selectors of its resource"
+	why, remedy := Refusal(c.vf, c.pf)
 	switch upper := n.upperLink(c); {
 	case !c.vf.IsVF() && (!byClaim || !n.isPFWithoutVFs(c.vf.Address)):
 		return refuse("a PF, and a card without VFs, are not given to pods: numVfs in the device plugin's configuration creates VFs",
 			"is not a VF of this node")
-	case c.vf.LinkType == pci.InfiniBand:
-		return refuse(`add "linkTypes": ["ether"] to the selectors of its resource`, "is an InfiniBand VF: setting its GUIDs is not supported")
+	case why != "":
+		return refuse(remedy, "is refused: %s", why)
 	case c.link.Index != 0 && plugin.ValidIfName(c.link.Name) != nil:
 		return refuse("rename it with 'ip link set'", "has an interface whose name could not be restored: %q", c.link.Name)
 	case c.link.Master != 0:

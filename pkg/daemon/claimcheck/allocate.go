@@ -174,6 +174,9 @@ func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim,
 	}
 	row = served{Object: m.String(), Request: o.name, Class: o.DeviceClassName, Devices: o.devices(), Settings: []setting{},
 		Resource: c.resourceOf(results[i].Pool, results[i].Device).FullName()}
+	for _, text := range c.refused[row.Resource] {
+		c.notice("%s: %s", m.at(o.path), text)
+	}
 	for _, key := range config[i].Set() {
 		from := "class"
 		if slices.Contains(config[i].Claimed, key) {

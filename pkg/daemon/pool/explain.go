@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/sriov"
 	"github.com/podlace/podlace/pkg/strict"
 )
 
@@ -52,7 +53,8 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			names[d.Address] = p.Name
 		}
 	}
-	verdicts := c.matchAll(newNode(s, env))
+	n := newNode(s, env)
+	verdicts := c.matchAll(n)
 	out := make([]Explanation, len(verdicts))
 	for i, v := range verdicts {
 		e := Explanation{Device: s.Devices[i].Address, Answers: v.answers}
@@ -66,6 +68,9 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			e.Reason = fmt.Sprintf("not offered: %s in line %d matches it but is not served: %s", r.FullName(), r.Line, r.Unserved[0].Text)
 		default:
 			e.Reason = "offered: " + v.answers[v.resource].Reason
+			if why, _ := sriov.Refusal(n.subjects[i].Device, *n.subjects[i].pf); why != "" {
+				e.Reason += "; the plugin sriov refuses it: " + why
+			}
 		}
 		out[i] = e
 	}

@@ -123,7 +123,9 @@ func TestFindings(t *testing.T) {
 		{`{"resourceList":[{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all","selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all"}]}`,
-			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: the resource takes every remaining network device"},
+			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: the resource takes every remaining network device\n" +
+				"1: resourceList[0]: resource intel.com/x: the plugin sriov refuses 2 devices, first 0000:20:01.0: " +
+				`setting the GUID and the partition keys of an InfiniBand VF is not supported: attach such VFs with ib-sriov under Multus, or offer only "linkTypes": ["ether"]`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`,
 			"1: resourceList[0].selectors.vendors: no device on this node has ffff; values found: 14e4, 15b3, 8086\n" +
 				"1: resourceList[0]: resource intel.com/x: no device on this node matches"},
