@@ -45,10 +45,7 @@ func (h *lockedVF) noteReady(v *vf) error {
 	if err != nil || !ok {
 		return err
 	}
-	j.Ready, j.IPs = true, v.Addresses
-	if v.MAC != "" {
-		j.MAC = v.MAC
-	}
+	j.Ready, j.IPs, j.MAC, j.Userspace = true, v.Addresses, v.MAC, v.Userspace
 	return h.save(j)
 }
 

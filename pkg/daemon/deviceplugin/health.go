@@ -146,12 +146,15 @@ func deviceFault(s *pci.Snapshot, driver string, d pool.Device) dra.Fault {
 		return dra.Fault{Kind: noDriver, Text: "no driver is bound"}
 	case driver != "" && d.Driver != driver:
 		text := fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
-		if !d.IsVF() {
-			text += "; the daemon changes the driver of VFs only"
+		if d.IsPF() {
+			text += "; the daemon does not change the driver of a PF"
 		}
 		return dra.Fault{Kind: otherDriver, Text: text}
 	}
 	pf := d.Device
+	if d.HasNoPF() {
+		return dra.Fault{} // its interface is down on the node, so its link is unknown
+	}
 	if d.IsVF() {
 		var ok bool
 		if pf, ok = s.Device(d.PF); !ok {

@@ -36,7 +36,7 @@ func (l *draLab) writeJournal(c *resourceapi.ResourceClaim, address, pod, netns 
 		}
 		j := map[string]any{"format": 1, "address": address, "owner": map[string]string{"Network": "net", "ContainerID": pod, "IfName": "eth0"},
 			"pod": "shop/" + pod, "netns": netns, "name": "net1", "mac": "02:00:00:00:00:01", "since": time.Now().Truncate(time.Second),
-			"claim": d.Claim, "ips": prefixes(l, ips), "ready": true, "vlan": 7, "former": map[string]string{"driver": "iavf"}}
+			"claim": d.Claim, "ips": prefixes(l, ips), "ready": !l.adding, "vlan": 7, "former": map[string]string{"driver": "iavf"}}
 		data, err := json.Marshal(j)
 		must(l, err, os.MkdirAll(sriov.JournalFolder, 0o700), os.WriteFile(filepath.Join(sriov.JournalFolder, address), data, 0o600))
 	}
