@@ -195,8 +195,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak reports how a new snapshot with opt differs from the earlier one. It tries for up to ten seconds, because the kernel deletes
-// namespaces asynchronously.
+// NoLeak reports how a new snapshot with opt differs from the earlier one. If they differ, it retries for up to ten seconds, because the
+// kernel deletes namespaces asynchronously.
 func NoLeak(t testing.TB, before *snapshot.Snapshot, opt snapshot.Options) {
 	t.Helper()
 	var diff []string

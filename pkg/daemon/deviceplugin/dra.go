@@ -159,7 +159,7 @@ func (d *daemon) publishedDevices() map[string]poddevices.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns why no claim can get a device, or "". It does not check whether another claim has it.
+// whyUnavailable returns why no claim can get the device with this ID, or "". It does not check whether another claim has it.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	d.mu.Lock()
