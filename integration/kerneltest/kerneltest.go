@@ -171,8 +171,8 @@ func leftOnPurpose() *regexp.Regexp {
 // StateDirs returns the folders in which plugins store records of attachments and leases of addresses.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
-// Age makes recent files in the folders a minute old. GC keeps attachments whose files are less than a second old, for which tests need not
-// wait then.
+// Age makes recent files in the folders a minute old, so that tests need not wait: GC keeps attachments whose files are less than a second
+// old.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {

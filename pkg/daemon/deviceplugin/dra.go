@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// apiQPS and apiBurst limit the requests to the API server, of which each Prepare makes one. They are the kubelet's defaults, which
-// suffice for 110 pods. With client-go's 5 a second, 50 pods that start at once would wait for 8 seconds.
+// apiQPS and apiBurst limit the requests to the API server; each Prepare makes one. They are the kubelet's defaults, which suffice for 110
+// pods. With client-go's 5 a second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
