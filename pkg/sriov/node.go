@@ -121,7 +121,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	}
 }
 
-// rebind unbinds the driver of a VF and binds it again, at which a network driver creates a new interface.
+// rebind unbinds the driver of a VF and binds it again. A network driver then creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Bind(ctx, n.sysfs, a, ""); err != nil {

@@ -135,7 +135,7 @@ func prefer(d resourceapi.DeviceClaim, o option, resource string) resourceapi.De
 	return out
 }
 
-// explain reports why no node can hold a claim: a request alone, a constraint, or all together.
+// explain reports why no node can hold a claim: because of a single request, a constraint, or all requests together.
 func (c *checker) explain(m manifest, path string, d resourceapi.DeviceClaim, here []option) {
 	holds := func(d resourceapi.DeviceClaim) bool {
 		one, err := c.allocate(d)

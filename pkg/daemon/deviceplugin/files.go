@@ -157,7 +157,7 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether another program has written CDI specifications on the node, from which the runtime is assumed to read them.
+// hasCDI reports whether another program has written CDI specifications on the node, which suggests that the runtime reads them.
 func (f deviceFolders) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))

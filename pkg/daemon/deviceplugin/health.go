@@ -28,9 +28,9 @@ type deviceHealth struct {
 	conditions map[pci.Address]*deviceCondition
 }
 
-// claimUsage is which devices claims or pods use, on which their health depends.
+// claimUsage is which devices claims or pods use. The health of a device depends on that.
 type claimUsage struct {
-	owned  map[string]bool       // devices in use, by ID; true for those of claims, of which any driver is correct, as the claim chose it
+	owned  map[string]bool       // devices in use, by ID; true for those of claims, whose driver is always correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
 }
 

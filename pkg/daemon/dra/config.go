@@ -231,8 +231,8 @@ func (e configEntry) scopeText() string {
 	return " (" + strings.Join(of, ", ") + ")"
 }
 
-// checkClasses returns an error if a class entry's class is unknown. Before Kubernetes 1.35, class entries have no requests, so they
-// may come from any class of the claim. Since then, an entry without requests applies to all.
+// checkClasses returns an error if it cannot tell which class an entry comes from. Before Kubernetes 1.35, class entries have no requests,
+// so they may come from any class of the claim. Since then, an entry without requests applies to all.
 func checkClasses(c *resourceapi.ResourceClaim, entries []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {
