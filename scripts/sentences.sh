@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Draws 200 sentences from the documents and from the comments of Go code with a fixed seed, and prints a table: file and line, an empty mark,
-# sentence, and the sentence before it in the same paragraph, which a reader of the file has just read. A reader marks a sentence with 2 if it
-# needs a second reading, and with 1 otherwise. integration/docs/testdata/sentences.tsv is the last list with the marks of two independent
-# readers: file and line, mark, mark, sentence, sentence before it. Usage: scripts/sentences.sh [SEED [COUNT]]
+# Draws 60 sentences from the documents and from the comments of Go code with a fixed seed, and prints a table: file and line, an empty mark,
+# sentence, and the sentence before it in the same paragraph, which a reader of the file has just read. A reader marks a sentence with 1 if it
+# is clear, with 2 if it needs a second reading, and with u if it is clear but unnatural. integration/docs/testdata/sentences.tsv is the last
+# list with the marks of two independent readers: file and line, mark, mark, sentence, sentence before it.
+# Usage: scripts/sentences.sh [SEED [COUNT]]
 set -eu
 cd "$(dirname "$0")/.."
-seed=${1:-2026} count=${2:-200}
+seed=${1:-20261129} count=${2:-60}
 
 # text prints the prose of a file as "file:line<TAB>text", one paragraph, list item, table cell or comment in each line.
 text() {

@@ -61,9 +61,9 @@ func allowedImporters() map[string][]string {
 		"github.com/google/nftables":     {"pkg/nft", "pkg/reference", "pkg/bridge", "pkg/portmap", "integration/"},
 		"github.com/mdlayher/netlink":    {"pkg/nft", "pkg/kernel"},
 		// pkg/plugin opens namespaces and compares error numbers, pkg/store locks files and creates unnamed ones, pkg/hostlocal checks access
-		// rights, and pkg/bridge, pkg/portmap and pkg/reference write nf_tables rules.
+		// rights, pkg/bridge, pkg/portmap and pkg/reference write nf_tables rules, and pkg/daemon/dra reserves space on a disk.
 		"golang.org/x/sys/unix": {"pkg/nft", "pkg/iptables", "pkg/reference", "pkg/kernel", "pkg/plugin", "pkg/store", "pkg/cli/sandbox",
-			"pkg/hostlocal", "pkg/bridge", "pkg/portmap", "integration/"},
+			"pkg/hostlocal", "pkg/bridge", "pkg/portmap", "pkg/daemon/dra", "integration/"},
 		"os/exec": {"pkg/child", "pkg/fault", "pkg/poddevices", "pkg/iptables", "pkg/ipam", "pkg/cli/sandbox", "pkg/cli/reconcile", "pkg/cli",
 			"integration/"},
 

@@ -4,6 +4,7 @@ package docs
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,8 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/cli"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -31,21 +34,33 @@ func TestDRAEvents(t *testing.T) {
 	}
 }
 
-// TestExplainedVFs compares the output of 'podlace sriov explain', on a machine with the PFs ens0f0 and ens1f0, with docs/SRIOV.md and the
-// page of the device plugin. TestQuickstarts of scripts/image runs the other commands of the quickstarts.
+// TestExplainedVFs compares docs/SRIOV.md and the page of the device plugin with the output of 'podlace sriov explain', on a machine with
+// the PFs ens0f0 and ens1f0 and in a virtual machine. TestQuickstarts of scripts/image runs the other commands of the quickstarts.
 func TestExplainedVFs(t *testing.T) {
-	sysfs := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4})
-	for _, path := range []string{"docs/SRIOV.md", devicePlugin} {
-		d, config := parse(t, path), filepath.Join(t.TempDir(), "config.json")
-		if err := os.WriteFile(config, []byte(d.blocksOf("json")[0].text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	host, guest := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 4}), pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 2})
+	for _, vf := range []string{"0000:11:02.0", "0000:11:02.1"} {
+		pcitest.Passthrough(t, guest, vf)
+	}
+	node, err := kernel.Host()
+	kerneltest.Must(t, err)
+	defer node.Close()
+	_, err = node.AddVeth(kernel.Veth{Host: "ens0f0v1", Pod: "peer", MTU: 1500})
+	kerneltest.Must(t, err)
+	defer func() { kerneltest.Must(t, node.DelLink("ens0f0v1")) }()
+	link, _, err := node.Link("ens0f0v1")
+	kerneltest.Must(t, err, node.AddAddress(link, netip.MustParsePrefix("192.0.2.10/24"), false))
+	for path, machines := range map[string][]string{"docs/SRIOV.md": {host, guest}, devicePlugin: {host}} {
+		d := parse(t, path)
 		var stdout, stderr bytes.Buffer
-		if status := cli.Run([]string{"sriov", "explain", "--config-file", config, "--sysfs", sysfs}, &stdout, &stderr); status != 0 {
-			t.Fatalf("%s: status %d, %s", path, status, &stderr)
+		for i, sysfs := range machines {
+			config := filepath.Join(t.TempDir(), "config.json")
+			kerneltest.Must(t, os.WriteFile(config, []byte(d.blocksOf("json")[i].text), 0o600))
+			if status := cli.Run([]string{"sriov", "explain", "--config-file", config, "--sysfs", sysfs}, &stdout, &stderr); status != 0 {
+				t.Fatalf("%s: status %d, %s", path, status, &stderr)
+			}
 		}
 		shown := regexp.MustCompile(`(?m)^0000:.*offered: .*\n`).FindAllString(readFile(t, path), -1)
-		if len(shown) == 0 {
+		if len(shown) < 2*len(machines) {
 			t.Errorf("%s shows no output of 'podlace sriov explain'", path)
 		}
 		for _, line := range shown {

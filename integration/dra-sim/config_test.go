@@ -125,7 +125,7 @@ func preparedAs(t *testing.T, cl *allocatorInput, ch allocatorVariant, m machine
 	}
 	allocated := c.DeepCopy()
 	allocated.Status.Allocation = &results[0]
-	settings, err := dra.Settings(allocated, func(device string) *pool.Resource { return resourceOf(parsed, cl, device) })
+	settings, err := dra.Settings(allocated, func(device string) dra.Target { return dra.Target{Resource: resourceOf(parsed, cl, device)} })
 	out := map[string]map[string]string{}
 	for i, s := range settings {
 		of := map[string]string{}

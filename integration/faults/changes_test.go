@@ -11,9 +11,10 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// toleratesFailure reports whether the failure of a change is only logged. Stale UDP connections time out in the kernel anyway. With
-// iptables, only hostPorts on 127.0.0.1 need an nftables table. The last assigned address is only a hint. Without its boot file, host-local
-// recognizes no lease of an earlier boot. A DEL that cannot save its progress still succeeds.
+// toleratesFailure reports whether a plugin may succeed although a change failed. Some failures do no harm: stale UDP connections time out
+// in the kernel anyway; with iptables, only hostPorts on 127.0.0.1 need an nftables table; the last assigned address is only a hint;
+// without its boot file, host-local only fails to recognize leases of an earlier boot. A DEL that cannot save its progress must still
+// succeed.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/podlace_boot"):

@@ -319,7 +319,7 @@ func (s *soakRun) stepKillAdd(m faultyRun) bool {
 	return true
 }
 
-// stepKillDel kills a DEL, which the runtime retries or not.
+// stepKillDel kills a DEL. Then the runtime sends DEL again, or nothing for this pod.
 func (s *soakRun) stepKillDel(m faultyRun) bool {
 	a := s.randomPod(func(a *podSlot) bool { return len(a.lost) == 0 })
 	if a == nil {

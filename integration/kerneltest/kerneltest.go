@@ -171,8 +171,8 @@ func leftOnPurpose() *regexp.Regexp {
 // StateDirs returns the folders in which plugins store records of attachments and leases of addresses.
 func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networks"} }
 
-// Age makes recent files in the folders a minute old. GC keeps attachments whose files are less than a second old, for which tests need not
-// wait then.
+// Age makes recent files in the folders a minute old, so that tests need not wait: GC keeps attachments whose files are less than a second
+// old.
 func Age(dirs ...string) error {
 	then := time.Now().Add(-time.Minute)
 	for _, dir := range dirs {
@@ -195,8 +195,8 @@ func Age(dirs ...string) error {
 	return nil
 }
 
-// NoLeak reports how a new snapshot with opt differs from the earlier one. It tries for up to ten seconds, because the kernel deletes
-// namespaces asynchronously.
+// NoLeak reports how a new snapshot with opt differs from the earlier one. If they differ, it retries for up to ten seconds, because the
+// kernel deletes namespaces asynchronously.
 func NoLeak(t testing.TB, before *snapshot.Snapshot, opt snapshot.Options) {
 	t.Helper()
 	var diff []string

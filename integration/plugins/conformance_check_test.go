@@ -262,7 +262,7 @@ func TestCheckAtOnce(t *testing.T) {
 	})
 }
 
-// TestCheckLooks: CHECK changes nothing on the node. CHECK of bridge calls that of its IPAM plugin and returns its error.
+// TestCheckLooks: CHECK changes nothing on the node, and bridge returns the error of its IPAM plugin's CHECK.
 func TestCheckLooks(t *testing.T) {
 	for i, backend := range []string{"nftables", "iptables"} {
 		t.Run("C-68 CHECK changes nothing, "+backend, func(t *testing.T) {

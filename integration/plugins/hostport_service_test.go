@@ -12,8 +12,8 @@ import (
 	"github.com/podlace/podlace/integration/harness"
 )
 
-// kubeServices returns, for each mode of kube-proxy, the commands that add and remove a Service from port 8080 of the node to a pod, with
-// rules like kube-proxy's.
+// kubeServices returns, for each mode of kube-proxy, the commands that add and remove a Service with rules like kube-proxy's. The Service
+// forwards port 8080 of the node to port 80 of a pod.
 func kubeServices() map[string][2]string {
 	return map[string][2]string{
 		"iptables": {`iptables -w -t nat -N KUBE-SERVICES

@@ -20,7 +20,7 @@ import (
 type Options struct {
 	// Pods are the pods in the snapshot, except those whose namespace is gone.
 	Pods []*sandbox.Pod
-	// Dirs are state folders, of whose files the snapshot has path, mode, owner and content.
+	// Dirs are state folders. The snapshot contains the path, mode, owner and content of each file in them.
 	Dirs []string
 	// Conntrack includes connection tracking, which changes with traffic. Set it only in tests of connection tracking.
 	Conntrack bool

@@ -22,8 +22,8 @@ const (
 	Trying
 )
 
-// ReportRestore logs the error of a restore, with which GC (Waiting) and STATUS (Trying) still succeed. STATUS runs every few seconds, so
-// it logs an error only when it changes.
+// ReportRestore logs the error of a restore; GC (Waiting) and STATUS (Trying) still succeed. STATUS runs every few seconds, so it logs an
+// error only when it changes.
 func ReportRestore(r *plugin.Request, locks Locker, err error) {
 	text := ""
 	if err != nil {

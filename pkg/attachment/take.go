@@ -11,7 +11,7 @@ import (
 
 // Take locks the attachment of a DEL request and returns its recorded state. The lock is taken even if found is false for lack of a record,
 // so that DEL does not remove the changes of a concurrent ADD. The caller removes the attachment's state, calls Remove, and closes the
-// attachment. If the network has no folder of records, att is nil, for which Close, Remove and RemoveWithLink are no-ops.
+// attachment. If the network has no folder of records, att is nil; Close, Remove and RemoveWithLink are no-ops then.
 func Take[T any](r *plugin.Request) (att *Attachment, state T, found bool, err error) {
 	att, rec, found, err := take[T](Waiting, r, KeyOf(r))
 	return att, rec.State, found, err

@@ -12,7 +12,7 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// Both is a pair of values, one for each direction as seen from the pod, which receives ingress.
+// Both is a pair of values, for what the pod receives (ingress) and what it sends (egress).
 type Both[T any] struct {
 	Ingress T `json:"ingress,omitzero"`
 	Egress  T `json:"egress,omitzero"`

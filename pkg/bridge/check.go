@@ -280,8 +280,8 @@ func (j *job) checkGatewayMAC(w wiring, l layer3) error {
 	return nil
 }
 
-// checkMasquerade returns an error if the rules that masquerade the pod's packets are missing. Without a record, from which Podlace would
-// restore them, it only logs the loss. byUs is true if Podlace's nftables rules masquerade the packets.
+// checkMasquerade returns an error if the rules that masquerade the pod's packets are missing. Without a record, Podlace cannot restore
+// them, so it only logs the loss. byUs is true if Podlace's nftables rules masquerade the packets.
 func (j *job) checkMasquerade(l layer3) (byUs bool, err error) {
 	byUs, err = j.compareMasquerade(l)
 	err = withHint(err)

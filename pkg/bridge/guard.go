@@ -92,7 +92,7 @@ func guardsOf(pods []attachment.Of[state]) (all []Guard) {
 	return all
 }
 
-// removeGuard removes the guard from the kernel and from the record, from which a concurrent rewrite of all guards would restore it.
+// removeGuard removes the guard from the kernel, and from the record so that a concurrent rewrite of all guards does not restore it.
 func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Guard == nil {
 		return nil

@@ -40,8 +40,8 @@ func removeHostSide(host *kernel.Node, key attachment.Key, index int, removeRule
 	return errors.Join(err, host.DelGroup(link))
 }
 
-// findHostSide returns the host side of an attachment, which it finds by ifindex and MAC if it was renamed. If the pair is gone, the result
-// has no Kind, and Index is that of the group which the pair led.
+// findHostSide returns the host side of an attachment, which it finds by ifindex and MAC if it was renamed. If the pair is gone, the
+// result's Kind is empty, and DelGroup needs its Index to delete what remains of the pair's device group.
 func findHostSide(host *kernel.Node, key attachment.Key, index int) (link kernel.Link, err error) {
 	link, ok, err := host.Link(key.HostVeth())
 	if err != nil || ok && isHostSide(link, key, index) {

@@ -187,8 +187,8 @@ func nftMasquerade(network string, cfg Masquerade, addresses []netip.Prefix, sha
 	return m
 }
 
-// removeMasquerade removes an attachment's masquerade from the kernel and from the record, from which a concurrent rewrite of the sets
-// would restore it. Subnets that other pods may share stay in the sets.
+// removeMasquerade removes an attachment's masquerade from the kernel, and from the record so that a concurrent rewrite of the sets does
+// not restore it. Subnets that other pods may share stay in the sets.
 func removeMasquerade(host *kernel.Node, att *attachment.Attachment, st *state) error {
 	if st.Masquerade != "iptables" && (st.Masquerade != "nftables" || st.Shared) {
 		return nil

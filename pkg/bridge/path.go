@@ -82,7 +82,7 @@ func (p path) connects(link kernel.Link) bool {
 }
 
 // compareRoute returns plugin.Differs unless the node sends packets for the pod through the link. overlap is true if another link's subnet
-// contains the pod's address, of which ADD has already warned.
+// contains the pod's address; ADD has already warned of that.
 func (p path) compareRoute(host *kernel.Node, link kernel.Link) (overlap bool, err error) {
 	if !p.connects(link) {
 		return false, nil

@@ -106,7 +106,7 @@ func (f resetFlags) checkFree(ctx context.Context, a pci.Address) error {
 		return nil
 	}
 	d, _, readErr := pci.Read(f.sysfs, a)
-	if readErr == nil && sriov.Userspace(d.Driver) {
+	if readErr == nil && pci.IsUserspace(d.Driver) {
 		return fmt.Errorf("VF %s has the user space driver %s, and the device plugin did not say whether a pod has it: %w", a, d.Driver, err)
 	}
 	return readErr

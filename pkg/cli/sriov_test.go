@@ -227,6 +227,19 @@ func TestSRIOVUnserved(t *testing.T) {
 	}
 }
 
+// TestSRIOVExplainRefused: a VF that another plugin must attach is offered and says so, with the remedy once.
+func TestSRIOVExplainRefused(t *testing.T) {
+	flags := append(labFlags(t), "--sysfs", pcitest.Extract(t, "switchdev"))
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fast", "selectors": {"pfNames": ["ens2f0np0"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := runSRIOV(t, flags, "explain")
+	const refused = "  example.com/fast  offered: meets resourceList[0].selectors; the plugin sriov refuses it: PF 0000:18:00.0 is in switchdev mode"
+	if status != 0 || strings.Count(stdout, refused) != 2 || strings.Count(stderr, "devlink dev eswitch set pci/0000:18:00.0 mode legacy") != 1 {
+		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
 // TestSRIOVReset: a VF that the kubelet has allocated, or may have, is not reset.
 func TestSRIOVReset(t *testing.T) {
 	if !sandboxed(t) { // the lock of a VF is below /run
@@ -243,7 +256,7 @@ func TestSRIOVReset(t *testing.T) {
 	}{
 		{"VF 0000:11:02.0 is in use: example.com/fast is allocated to pod shop/web-0", []string{"0000:11:02.0", "--yes"}},
 		{"allocated to pod shop/web-1?[31m\n", []string{"0000:15:02.0"}},
-		{"PCI function 0000:11:00.0 is not a VF of this node (a PF, and", []string{"0000:11:00.0", "--yes"}},
+		{"PCI function 0000:11:00.0 is not a VF of this node (pods do not get a PF", []string{"0000:11:00.0", "--yes"}},
 		{"PCI function 0000:77:00.0: is not there", []string{"0000:77:00.0"}},
 		{"VF 0000:11:02.1: its interface is in another namespace", []string{"0000:11:02.1", "--yes"}},
 		{"VF 0000:15:02.1 has the user space driver vfio-pci, and the device plugin did not say whether a pod has it: ask the SR-IOV",

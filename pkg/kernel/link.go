@@ -25,7 +25,7 @@ const brFDBMaxLearned = 49
 // AddBridge creates a bridge that learns at most MaxLearned MACs. One request makes all settings, so that a killed process never leaves a
 // partial bridge. Without a fixed MAC, the bridge would take the lowest of its ports, and udev could change it.
 //
-// filtered sets nf_call_iptables and nf_call_ip6tables (ip-link(8)), with which IP rules of iptables and nftables see bridged packets while
+// filtered sets nf_call_iptables and nf_call_ip6tables (ip-link(8)), so that IP rules of iptables and nftables see bridged packets while
 // br_netfilter is loaded, whatever the sysctl net.bridge.bridge-nf-call-iptables says. vlans enables VLAN filtering. The bridge's device
 // group shows that AddBridge made it (Made). It returns unix.EEXIST if the name is taken.
 func (n *NS) AddBridge(name string, mac net.HardwareAddr, mtu int, filtered, vlans bool) error {

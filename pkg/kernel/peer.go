@@ -38,7 +38,7 @@ func (n *NS) LeadsInto(link Link, netns Namespace) (bool, error) {
 	return err == nil && id >= 0 && id == link.PeerNetns, err
 }
 
-// netnsID returns netns' ID in namespace n (ip-netns(8)), which it gets when a program reads a link with a peer there, or -1.
+// netnsID returns netns' ID in namespace n (ip-netns(8)), or -1. A namespace gets its ID when a program reads a link with a peer there.
 func (n *NS) netnsID(netns Namespace) (int, error) {
 	id, err := dump(func() (int, error) { return n.h.GetNetNsIdByFd(int(netns.Fd())) })
 	return id, wrapped("netns id of "+nameOf(netns), err)

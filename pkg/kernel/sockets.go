@@ -51,8 +51,7 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1))
 	}
 	if !at.Addr().IsUnspecified() {
-		// IP_FREEBIND allows an address that the node does not have yet, on which a process that listens on all addresses will use this
-		// port too.
+		// IP_FREEBIND allows an address that the node does not have yet. A process that listens on all addresses will use this port on it too.
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, free, 1))
 	}
 	return errors.Join(err, unix.Bind(fd, local))
@@ -61,7 +60,7 @@ func bindSocket(protocol byte, at netip.AddrPort) error {
 // Sockets is the ports on which sockets of one protocol (TCP or UDP) listen.
 type Sockets map[uint16]bool
 
-// tableUnreadable is a key in Sockets for a kernel without inet_diag, on which any port may be in use.
+// tableUnreadable is a key in Sockets for a kernel without inet_diag. Any port may be in use there.
 const tableUnreadable = 0
 
 // Listen reports whether a socket listens on a port, on any address.

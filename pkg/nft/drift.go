@@ -139,8 +139,8 @@ func (t *Handle) clearDormant() error {
 	})
 }
 
-// existingChains returns those of the names that are chains of the table. Without names, it returns all of them, for which it reads all
-// chains of the address family.
+// existingChains returns those of the names that are chains of the table. Without names, it reads all chains of the address family and
+// returns those of the table.
 func (t *Handle) existingChains(names []string) (found []string, err error) {
 	for _, name := range names {
 		if ok, err := t.HasChain(Place{t.family, t.Table, name}); err != nil {

@@ -27,8 +27,8 @@ func noFamily(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// Available reports whether the kernel has nf_tables. It asks for the generation ID of the ruleset, to which a kernel without nf_tables
-// replies with EINVAL. Any other error counts as available.
+// Available reports whether the kernel has nf_tables. It asks for the generation ID of the ruleset; a kernel without nf_tables replies with
+// EINVAL. Any other error counts as available.
 func Available() bool {
 	t, err := Open("")
 	if err == nil {

@@ -32,7 +32,7 @@ func (t Table) matches(table *nftables.Table) bool {
 // Netlink returns the table as google/nftables needs it.
 func (t Table) Netlink() *nftables.Table { return &nftables.Table{Name: t.Name, Family: t.family} }
 
-// Names of the registered tables, each with the package that owns it.
+// Names of the tables, each with the package that owns it.
 const (
 	MasqueradeTable = "podlace_masquerade" // bridge
 	GuardTable      = "podlace_guard"      // bridge
@@ -41,7 +41,7 @@ const (
 	LoopbackTable   = "podlace_loopback"   // portmap
 )
 
-// Tables returns the registry, which all code gets its tables from. A rollback deletes them in this order.
+// Tables returns all of Podlace's tables, in the order in which a rollback deletes them.
 func Tables() []Table {
 	return []Table{
 		{nftables.TableFamilyINet, MasqueradeTable},
@@ -53,13 +53,13 @@ func Tables() []Table {
 	}
 }
 
-// TableOf returns the registered table with the given name. It panics if there is none, which is a bug in the caller.
+// TableOf returns the table with the given name. It panics if there is none, which is a bug in the caller.
 func TableOf(name string) Table {
 	tables := Tables()
 	return tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
 }
 
-// Own returns Podlace's tables in the kernel.
+// Own returns those of Podlace's tables that the kernel has.
 func Own() (found []Table, err error) {
 	c, err := New()
 	if err != nil {

@@ -63,11 +63,16 @@ func withControl(ctx context.Context, sysfs string, a Address, limit time.Durati
 	return f(ctx, c)
 }
 
-// withVFControl is withControl for VFs, and refuses any other PCI function: unbinding a PF would delete its VFs and could cut the node
-// off its network.
+// withVFControl is withControl for VFs and functions without a PF. It refuses a PF: unbinding it would delete its VFs and could cut the
+// node off its network.
 func withVFControl(ctx context.Context, sysfs string, a Address, limit time.Duration, f func(context.Context, control) error) error {
 	return withControl(ctx, sysfs, a, limit, func(ctx context.Context, c control) error {
 		target, err := readLink(c.root, c.folder+"/physfn", "")
+		if errors.Is(err, fs.ErrNotExist) {
+			if _, e := c.root.Stat(c.folder + "/sriov_totalvfs"); errors.Is(e, fs.ErrNotExist) {
+				return f(ctx, c)
+			}
+		}
 		if err == nil {
 			var pf Address
 			if pf, err = ParseAddress(target); err == nil && pf == a {

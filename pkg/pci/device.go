@@ -47,9 +47,10 @@ type Device struct {
 
 	// The fields below are set only if the function's interface is in this network namespace. For a VF whose interface is elsewhere,
 	// use those of its PF.
-	Carrier  bool     `json:"carrier,omitempty"`  // of one interface at least
-	Down     []string `json:"down,omitempty"`     // interfaces without carrier
-	SwitchID string   `json:"switchID,omitempty"` // phys_switch_id of a card in switchdev mode
+	Carrier   bool     `json:"carrier,omitempty"`   // of one interface at least
+	Down      []string `json:"down,omitempty"`      // interfaces without carrier
+	SwitchID  string   `json:"switchID,omitempty"`  // phys_switch_id, which some drivers also report in legacy mode
+	Switchdev bool     `json:"switchdev,omitempty"` // it has representors, which exist only in switchdev mode
 
 	Errors uint64 `json:"errors,omitempty"` // fatal and non-fatal errors that PCI Express reported since boot (AER)
 
@@ -57,8 +58,20 @@ type Device struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// IsVF reports whether the device is a VF.
+// IsVF reports whether the device is a VF whose PF is on this machine.
 func (d Device) IsVF() bool { return d.PF.IsValid() }
+
+// IsPF reports whether the device supports VFs.
+func (d Device) IsPF() bool { return d.TotalVFs > 0 || d.NumVFs > 0 }
+
+// HasNoPF reports whether the device is neither a VF nor a PF: a VF that a hypervisor passed through to this machine without its PF, which
+// looks like a card without SR-IOV. The result of Read does not say it.
+func (d Device) HasNoPF() bool { return !d.IsVF() && !d.IsPF() }
+
+// IsUserspace reports whether a driver passes a function to a program in user space, so that it has no network interface.
+func IsUserspace(driver string) bool {
+	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
+}
 
 // Node is an online NUMA node.
 type Node struct {
@@ -71,6 +84,9 @@ type Node struct {
 type Snapshot struct {
 	Devices []Device `json:"devices"` // sorted by address
 	Nodes   []Node   `json:"nodes"`   // online nodes, sorted by ID
+
+	// ExclusiveRDMA is the mode "netns exclusive" of the RDMA subsystem, in which an RDMA device is visible only in its namespace.
+	ExclusiveRDMA bool `json:"exclusiveRDMA,omitempty"`
 }
 
 // Device returns the device with the given address.

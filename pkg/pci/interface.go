@@ -44,6 +44,7 @@ func (s *scanner) addInterface(d *Device, f *folder, at, name string) {
 		d.SwitchID = switchID
 	}
 	if isRepresentor(switchID, n.text("phys_port_name")) {
+		d.Switchdev = true
 		return
 	}
 	if d.Interfaces = append(d.Interfaces, name); len(d.Interfaces) == 1 {

@@ -5,12 +5,20 @@ package pci
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 )
 
 // CPUList returns the IDs of the node's CPUs.
 func (n Node) CPUList() []int {
 	list, _ := parseList(n.CPUs, maxCPUs) // a node with only memory has none
 	return list
+}
+
+// ExclusiveRDMA reports whether the RDMA subsystem is in exclusive mode. Without its module, it is not.
+func ExclusiveRDMA(sysfs string) bool {
+	shared, err := os.ReadFile(filepath.Join(sysfs, sharedRDMA))
+	return err == nil && strings.TrimSpace(string(shared)) == "N"
 }
 
 // scanNodes reads the online NUMA nodes. A kernel without NUMA has none.

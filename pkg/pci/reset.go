@@ -13,9 +13,9 @@ import (
 // resetTimeout is far above the 100 ms that a reset normally takes (PCI Express Base Specification, section 6.6.2).
 const resetTimeout = 10 * time.Second
 
-// ResetFunction resets a VF by the kernel's choice of method, preferably a function level reset (FLR). It refuses a function with a
-// driver, because with some drivers the reset and its process block forever. ResetFunction waits at most 10 s, but a reset that hangs
-// cannot be interrupted, and its process cannot exit before it ends.
+// ResetFunction resets a VF by the kernel's choice of method, preferably a function level reset (FLR). It refuses a VF that is bound to a
+// driver, because with some drivers the reset never ends. ResetFunction waits at most 10 s, but a reset that hangs cannot be interrupted,
+// and the calling process cannot exit before the reset ends.
 func ResetFunction(ctx context.Context, sysfs string, a Address) error {
 	return withVFControl(ctx, sysfs, a, resetTimeout, func(ctx context.Context, c control) error {
 		if driver, err := c.currentDriver(); err != nil || driver != "" {

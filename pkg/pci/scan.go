@@ -33,7 +33,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 			s.addFunction(a)
 		}
 	}
-	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root)}, nil
+	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root), ExclusiveRDMA: ExclusiveRDMA(sysfs)}, nil
 }
 
 // scanner is the state of one scan.

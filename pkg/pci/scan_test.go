@@ -184,3 +184,29 @@ func TestScanUncountedVFs(t *testing.T) {
 		})
 	}
 }
+
+// TestScanLegacyMode: a PF without representors is in legacy mode, even if its driver reports phys_switch_id.
+func TestScanLegacyMode(t *testing.T) {
+	sysfs := pcitest.Extract(t, "switchdev")
+	for _, name := range []string{"eth4", "eth5", "eth6"} {
+		must(t, os.RemoveAll(filepath.Join(sysfs, "devices/pci0000:17/0000:17:00.0/0000:18:00.0/net", name)))
+	}
+	vf, _ := ParseAddress("0000:18:00.2")
+	if _, pf, err := Read(sysfs, vf); err != nil || pf.Switchdev || pf.SwitchID == "" {
+		t.Errorf("%+v, %v", pf, err)
+	}
+}
+
+func TestScanRDMAMode(t *testing.T) {
+	sysfs := pcitest.Extract(t, "rdma")
+	if mustScan(t, sysfs).ExclusiveRDMA {
+		t.Error("exclusive without the module")
+	}
+	for mode, exclusive := range map[string]bool{"N\n": true, "Y\n": false} {
+		at := filepath.Join(sysfs, sharedRDMA)
+		must(t, os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte(mode), 0o600))
+		if mustScan(t, sysfs).ExclusiveRDMA != exclusive {
+			t.Errorf("netns_mode %q", mode)
+		}
+	}
+}

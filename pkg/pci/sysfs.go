@@ -24,6 +24,7 @@ const (
 	groupsFolder  = "kernel/iommu_groups"
 	nodesFolder   = "devices/system/node"
 	miscFolder    = "class/misc"
+	sharedRDMA    = "module/ib_core/parameters/netns_mode"
 )
 
 var errLink = errors.New("leads to an unexpected folder")

@@ -119,8 +119,8 @@ func (c chain) all(r *plugin.Request) (calls []call) {
 	return calls
 }
 
-// del calls DEL of the first part last and only if the others succeed, because it releases the addresses, to whose next owner a rule that
-// is left would lead.
+// del calls DEL of the first part last and only if the others succeed, because it releases the addresses, and a rule that is left would
+// lead to the next owner of an address.
 func (c chain) del(r *plugin.Request) error {
 	var all error
 	for i, p := range c.all(r) {

@@ -8,9 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"net"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -57,6 +56,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := j.setPF(c, v); err != nil {
 		return err
 	}
+	was := c.link.MAC
 	if c, err = j.bindDriver(c, v.Wanted.Driver); err != nil {
 		return err
 	}
@@ -64,8 +64,11 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 		return err
 	}
 	if v.Userspace = c.userspaceDriver(); v.Userspace != "" {
-		v.MAC = v.Fixed.String()
-		if err := s.leaseAddresses(j, v); err != nil {
+		v.MAC, err = j.userspaceMAC(c, v.Fixed, was)
+		if err == nil {
+			err = s.leaseAddresses(j, v)
+		}
+		if err != nil {
 			return err
 		}
 		return h.noteReady(v)
@@ -81,6 +84,18 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 		return err
 	}
 	return h.noteReady(v)
+}
+
+// userspaceMAC returns the MAC that a program in user space finds in the VF: the one that ADD has set, the PF's or the former interface's.
+// It returns "" if none of them is known.
+func (n *nodeSide) userspaceMAC(c vfCard, fixed, was net.HardwareAddr) (string, error) {
+	set, _, err := n.settingsOnPF(c)
+	for _, mac := range []net.HardwareAddr{fixed, set.MAC, was} {
+		if !bytes.Equal(mac, make([]byte, len(mac))) {
+			return mac.String(), err
+		}
+	}
+	return "", err
 }
 
 // restoreUnlessHeld restores the VF of a journal, unless another pod still has it.
@@ -119,48 +134,6 @@ func heldError(left Holding) error {
 	return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "VF %s: %s has it since %s", left.Address, left.ownerText(),
 		left.Since.Format(time.RFC3339)),
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
-}
-
-// checkUsable returns an error for a function that no pod may use. A claim may also have a PF without VFs.
-func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
-	refuse := func(hint, format string, args ...any) error {
-		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "PCI function %s "+format, append([]any{c.vf.Address}, args...)...), "%s", hint)
-	}
-	const inUse = "take the interface out of use there, or exclude the VF by the selectors of its resource"
-	switch upper := n.upperLink(c); {
-	case !c.vf.IsVF() && (!byClaim || !n.isPFWithoutVFs(c.vf.Address)):
-		return refuse("a PF, and a card without VFs, are not given to pods: numVfs in the device plugin's configuration creates VFs",
-			"is not a VF of this node")
-	case c.vf.LinkType == pci.InfiniBand:
-		return refuse(`add "linkTypes": ["ether"] to the selectors of its resource`, "is an InfiniBand VF: setting its GUIDs is not supported")
-	case c.link.Index != 0 && plugin.ValidIfName(c.link.Name) != nil:
-		return refuse("rename it with 'ip link set'", "has an interface whose name could not be restored: %q", c.link.Name)
-	case c.link.Master != 0:
-		return refuse(inUse, "is in use on the node: %s is a port of %s", c.link.Name, cmp.Or(upper, "another interface"))
-	case upper != "":
-		return refuse(inUse, "is in use on the node: %s is the lower interface of %s", c.link.Name, upper)
-	case c.link.Up && n.host.IsUplink(c.link):
-		return refuse(inUse, "is in use on the node: %s carries the default route", c.link.Name)
-	}
-	return nil
-}
-
-// isPFWithoutVFs reports whether a function supports VFs but has none at the moment.
-func (n *nodeSide) isPFWithoutVFs(pf pci.Address) bool {
-	d, err := pci.Inspect(n.sysfs, pf)
-	return err == nil && d.TotalVFs > 0 && d.NumVFs == 0
-}
-
-// upperLink returns an interface on top of the VF's, such as a macvlan, or "".
-func (n *nodeSide) upperLink(c vfCard) string {
-	if c.link.Index == 0 {
-		return ""
-	}
-	found, _ := filepath.Glob(filepath.Join(n.sysfs, "bus/pci/devices", c.vf.Address.String(), "net", c.link.Name, "upper_*"))
-	if len(found) == 0 {
-		return ""
-	}
-	return strings.TrimPrefix(filepath.Base(found[0]), "upper_")
 }
 
 // writeJournal saves the journal of a VF before the first change.
@@ -206,16 +179,20 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		return err
 	}
 	if !ok {
-		key := needsPF(v.Wanted)
-		if mac != nil && c.link.Index == 0 {
+		key := v.Wanted.NeedsPF(false)
+		if mac != nil && pci.IsUserspace(cmp.Or(v.Wanted.Driver, c.vf.Driver)) {
 			key = cmp.Or(key, "mac")
 		}
-		if key != "" {
-			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
-				v.settingText(key), c.vf.Address),
-				"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
+		switch {
+		case key == "":
+			return nil
+		case !c.vf.IsVF():
+			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: function %s has no PF on this node, which alone can set it",
+				v.settingText(key), c.vf.Address), "remove the setting, and set it on the hypervisor")
 		}
-		return nil
+		return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
+			v.settingText(key), c.vf.Address),
+			"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
 	}
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address),

@@ -45,10 +45,7 @@ func (h *lockedVF) noteReady(v *vf) error {
 	if err != nil || !ok {
 		return err
 	}
-	j.Ready, j.IPs = true, v.Addresses
-	if v.MAC != "" {
-		j.MAC = v.MAC
-	}
+	j.Ready, j.IPs, j.MAC, j.Userspace = true, v.Addresses, v.MAC, v.Userspace
 	return h.save(j)
 }
 
@@ -66,8 +63,8 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 	})
 }
 
-// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found, which a container may not
-// see. When a namespace ends, the kernel moves the interface back to the node: if it is not there, the namespace may still exist.
+// checkNotAlive returns an error if the pod of a journal may be alive although its namespace is not found, because a container may not see
+// it. When a namespace ends, the kernel moves the interface back to the node: if it is not there, the namespace may still exist.
 func (n *nodeSide) checkNotAlive(j Holding) error {
 	if !plugin.NetnsGone(j.Netns) {
 		return nil // ownerHas checks this namespace

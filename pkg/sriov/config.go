@@ -310,13 +310,3 @@ func onPF(want vfconfig.Config, now kernel.VF) kernel.VF {
 	}
 	return now
 }
-
-// needsPF returns the key of the first setting that only the PF can set, or "".
-func needsPF(want vfconfig.Config) string {
-	for _, key := range []string{"vlan", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate"} {
-		if want.Has(key) && want.Text(key) != "0" {
-			return key
-		}
-	}
-	return ""
-}

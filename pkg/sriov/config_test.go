@@ -116,12 +116,6 @@ func TestApply(t *testing.T) {
 	if got := onPF(vfconfig.Config{VLAN: &vlan, VLANProto: "802.1AD"}, was).Proto; got != "802.1ad" {
 		t.Errorf("protocol %s", got)
 	}
-	for key, c := range map[string]vfconfig.Config{"": {VLAN: new(0), MaxTxRate: new(0), MTU: new(1400)}, "vlan": {VLAN: new(1), Trust: "on"},
-		"minTxRate": {MinTxRate: new(1)}} {
-		if got := needsPF(c); got != key {
-			t.Errorf("%s needs the PF, want %q", got, key)
-		}
-	}
 	if equalVF(got, was) || !equalVF(got, want) || !strings.Contains(formatVF(got), "vlan 9 qos 0 proto 802.1q spoofchk on trust off state auto") {
 		t.Error(formatVF(got))
 	}

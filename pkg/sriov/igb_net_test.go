@@ -115,7 +115,7 @@ func TestIGBTraffic(t *testing.T) {
 	l.del("a")
 }
 
-// TestIGBMAC: a tenant cannot change the MAC that the PF set, with which packets arrive, unless the VF is trusted. Forged MACs are not
+// TestIGBMAC: packets arrive with the MAC that the PF set, and a tenant cannot change it unless the VF is trusted. Forged MACs are not
 // covered, because QEMU's emulated card ignores spoofchk.
 func TestIGBMAC(t *testing.T) {
 	l := newIGB(t, "vlan", 0, "mac", "02:00:00:00:aa:01", "ipam", ranges())

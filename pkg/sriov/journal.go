@@ -39,7 +39,7 @@ type Holding struct {
 	Pod            string         `json:"pod,omitempty"`
 	Netns          string         `json:"netns"`
 	Name           string         `json:"name"`           // interface name in the pod
-	MAC            string         `json:"mac,omitempty"`  // MAC in the pod; "" without an interface
+	MAC            string         `json:"mac,omitempty"`  // MAC in the pod; "" if unknown
 	Info           string         `json:"info,omitempty"` // path of its device-info file
 	Since          time.Time      `json:"since"`
 	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
@@ -51,6 +51,8 @@ type Holding struct {
 	VLAN  int               `json:"vlan,omitempty"`
 	IPs   []netip.Prefix    `json:"ips,omitempty"`   // addresses in the pod
 	Ready bool              `json:"ready,omitempty"` // ADD has finished; set only for a claim
+	// Userspace is the driver that passes the VF to a user space program, without an interface; set only for a claim.
+	Userspace string `json:"userspace,omitempty"`
 }
 
 // ownerText returns the pod or the container that has or had the VF.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -44,14 +43,9 @@ type vfCard struct {
 	pfLink kernel.Link // Index is 0 if there is none
 }
 
-// Userspace reports whether a driver passes the VF to a user space program, so that it has no network interface.
-func Userspace(driver string) bool {
-	return slices.Contains([]string{"vfio-pci", "uio_pci_generic", "igb_uio"}, driver)
-}
-
 // userspaceDriver returns the VF's driver if that passes the VF to a user space program, or "".
 func (c vfCard) userspaceDriver() string {
-	if Userspace(c.vf.Driver) {
+	if pci.IsUserspace(c.vf.Driver) {
 		return c.vf.Driver
 	}
 	return ""
@@ -127,7 +121,7 @@ func (n *nodeSide) awaitLink(a pci.Address) (c vfCard, err error) {
 	}
 }
 
-// rebind unbinds the driver of a VF and binds it again, at which a network driver creates a new interface.
+// rebind unbinds the driver of a VF and binds it again. A network driver then creates a new interface.
 func (n *nodeSide) rebind(of vfCard) (c vfCard, err error) {
 	a, ctx := of.vf.Address, context.Background()
 	if err := pci.Bind(ctx, n.sysfs, a, ""); err != nil {

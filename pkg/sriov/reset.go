@@ -100,7 +100,7 @@ func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	return err
 }
 
-// resetVF sets the VF's default settings on the PF and rebinds the driver, at which a network driver creates a new interface.
+// resetVF sets the VF's default settings on the PF and rebinds the driver. A network driver then creates a new interface.
 func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
 	if err := n.resetPF(c, o); err != nil {
 		return err

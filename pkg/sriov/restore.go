@@ -71,8 +71,8 @@ func (n *nodeSide) restoreVF(h *lockedVF, j Holding) error {
 	return h.removeJournal()
 }
 
-// retrieveLink moves the interface back to the node, unless the kernel has done so because the pod's namespace has ended. The interface
-// then still has its name from the pod.
+// retrieveLink moves the interface back to the node, unless the kernel has done so because the pod's namespace has ended. In that case the
+// interface keeps its name from the pod until restoreLink renames it.
 func (x *vfRestore) retrieveLink() error {
 	if x.c.link.Index != 0 || x.j.Former.Name == "" || x.c.vf.Driver == "" || x.c.userspaceDriver() != "" {
 		return nil

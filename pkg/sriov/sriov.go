@@ -4,8 +4,8 @@
 // passes. They are additional interfaces if an earlier plugin in the chain created the main one; otherwise, the first VF is the main
 // interface.
 //
-// The next pod may get the same VF. ADD therefore saves its settings to a journal before the first change, from which DEL restores them
-// even after a crash or a change by the pod.
+// The next pod may get the same VF. ADD therefore saves its settings to a journal before the first change, and DEL restores them even after
+// a crash or a change by the pod.
 package sriov
 
 import (
@@ -301,7 +301,7 @@ func (s sriov) delUnrecorded(r *plugin.Request, att *attachment.Attachment) erro
 	return s.removeFromNode(r, att, st)
 }
 
-// mayHaveVFs reports whether an attachment without a record may have VFs, for which the caller must read the journals of all attached
+// mayHaveVFs reports whether an attachment without a record may have VFs. To find them, the caller must read the journals of all attached
 // VFs of the node. To save this, it returns false if prevResult has only the interface of an earlier plugin, because it would also have
 // those of VFs.
 func mayHaveVFs(r *plugin.Request) bool {

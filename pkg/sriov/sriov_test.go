@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -183,6 +184,33 @@ func TestNotToBeGiven(t *testing.T) {
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "is in use on the node: ens0f0v0 is a port of another interface")
 	must(t, l.host.DelLink("br0"))
 	l.isGolden()
+}
+
+// TestRefusedCards: ADD refuses InfiniBand VFs and VFs of a PF in switchdev mode, and says what to do. They stay on the node.
+func TestRefusedCards(t *testing.T) {
+	const pf = "0000:11:00.0"
+	for name, test := range map[string]struct{ says, hint string }{
+		"InfiniBand": {"PCI function " + vf0 + " is refused: setting the GUID and the partition keys of an InfiniBand VF is not supported",
+			"attach such VFs with ib-sriov under Multus"},
+		"switchdev": {"PCI function " + vf0 + " is refused: PF " + pf + " is in switchdev mode, in which the packets of its VFs end at representors",
+			"run 'devlink dev eswitch set pci/" + pf + " mode legacy', or attach the VFs with ovs-cni under Multus"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.allocate(vf0)
+			if name == "switchdev" {
+				pcitest.Set(t, l.sriov.sysfs, pf, "net/ens0f0_0/phys_port_name", "pf0vf0")
+			} else {
+				pcitest.Set(t, l.sriov.sysfs, vf0, "net/ens0f0v0/type", "32")
+			}
+			o := l.Call("ADD", "a")
+			l.Fails(o, plugin.CodeDevice, test.says)
+			if n := strings.Count(o.Failure.Details, test.hint); n != 1 {
+				t.Errorf("the hint is there %d times: %s", n, o.Failure.Details)
+			}
+			l.isGolden()
+		})
+	}
 }
 
 // TestPFUntold: without access to the PF, ADD refuses a setting that only the PF can set, and names its key.

@@ -104,6 +104,20 @@ func (c *Config) Set() []string {
 // IsZero reports whether nothing is set.
 func (c *Config) IsZero() bool { return len(c.Set()) == 0 && (c == nil || len(c.Unknown) == 0) }
 
+// NeedsPF returns the key of the first setting that only the PF can set, or "". A MAC is one if the VF gets a driver of user space, because
+// then no interface takes it.
+func (c *Config) NeedsPF(userspace bool) string {
+	for _, key := range []string{"vlan", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate"} {
+		if c.Has(key) && c.Text(key) != "0" {
+			return key
+		}
+	}
+	if userspace && c.Has("mac") {
+		return "mac"
+	}
+	return ""
+}
+
 // Text returns a setting as JSON for an error message, or "" if it is not set.
 func (c *Config) Text(key string) string {
 	if !c.Has(key) {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/integration/pcitest"
 )
 
 func full() Config {
@@ -292,4 +294,19 @@ func FuzzRecord(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestNeedsPF(t *testing.T) {
+	for _, s := range pcitest.SettingsWithoutPF() {
+		var c Config
+		if err := json.Unmarshal([]byte("{"+s.JSON+"}"), &c); err != nil {
+			t.Fatal(err)
+		}
+		if c.NeedsPF(false) != s.Interface || c.NeedsPF(true) != s.Userspace {
+			t.Errorf("%s: %q, %q", s.JSON, c.NeedsPF(false), c.NeedsPF(true))
+		}
+	}
+	if (*Config)(nil).NeedsPF(true) != "" {
+		t.Error("no settings need a PF")
+	}
 }

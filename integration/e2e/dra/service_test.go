@@ -18,8 +18,8 @@ func servicePID(name string) (pid int) {
 	return pid
 }
 
-// allocatableNow returns an error unless this many devices of example.com/slow are allocatable by the kubelet, behind which the API server
-// may lag.
+// allocatableNow returns an error unless the kubelet has exactly want allocatable devices of example.com/slow. It asks the kubelet, because
+// the API server may lag behind.
 func allocatableNow(want int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

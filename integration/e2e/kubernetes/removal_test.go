@@ -82,7 +82,7 @@ func (c *testCluster) startPods(t *testing.T) {
 	c.kubectl(t, "-n", namespace, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s")
 }
 
-// awaitRemovalLog waits until the log of the removal contains the names of pods.
+// awaitRemovalLog waits until the log of the removal names all the given pods.
 func (c *testCluster) awaitRemovalLog(t *testing.T, lines string, pods ...string) {
 	t.Helper()
 	log := ""

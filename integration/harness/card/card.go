@@ -142,7 +142,7 @@ func addVF(t testing.TB, name string) {
 }
 
 // Leave moves a VF's interface to the node, as the kernel does when it removes the pod's namespace. It is then down, and has a generated
-// name if its own is taken. Call it before the namespace is closed, with which the kernel deletes a veth pair.
+// name if its own is taken. Call it before the namespace is closed, because the kernel then deletes a veth pair.
 func Leave(t testing.TB, netns, name string) {
 	t.Helper()
 	host := openHost(t)

@@ -93,7 +93,7 @@ func (a *alarm) isContested() bool {
 	return len(a.causes) > 0
 }
 
-// contest slows down repairs that another program undoes each time, down to one every 30 seconds.
+// contest delays repairs that another program keeps undoing, by up to 30 seconds.
 type contest struct {
 	last  time.Time
 	count int

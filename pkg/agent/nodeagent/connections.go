@@ -11,7 +11,7 @@ import (
 )
 
 // connections holds the open connections to the API server. If the node loses a connection's source address, HTTP/2 notices only after 45
-// s, in which the agent would not learn the node's new address.
+// s, and meanwhile the agent would not learn the node's new address.
 type connections struct {
 	dialer net.Dialer
 

@@ -39,7 +39,7 @@ func (a *agent) route(why cause) {
 	a.syncDuration = time.Since(began)
 }
 
-// advise reports a problem until the next comparison.
+// advise adds a problem to the agent's status, where it stays until the next comparison of the routes.
 func (a *agent) advise(what string, err error, do string, blocking bool) {
 	a.advice = append(a.advice, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // claims holds the owner of each podCIDR and address. Two CIDRs overlap only if one contains the other, so one lookup for each prefix
-// length in use, of which most clusters have two, finds an overlap.
+// length in use finds an overlap. Most clusters use two lengths.
 type claims struct {
 	cfg        Config
 	self       Self

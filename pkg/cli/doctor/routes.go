@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
-// routes asks the kernel for the routes to and from each live pod, which a routing rule (ip-rule(8)) or a route of another program can lead
-// to another link. It reports one pod for each bridge and direction.
+// routes asks the kernel for the routes to and from each live pod, because a routing rule (ip-rule(8)) or a route of another program can
+// lead packets to another link. It reports one pod for each bridge and direction.
 func (n *node) routes() (found []Finding) {
 	records, err := bridge.Gateways()
 	found = unknown("the records of bridge", err)

@@ -149,7 +149,11 @@ func (c *checker) pools(t part) {
 	if config == nil {
 		return
 	}
-	for _, p := range append(config.Notes, config.Unserved()...) {
+	notes := append(config.Notes, config.Unserved()...)
+	if c.node.ExclusiveRDMA {
+		notes = append(notes, config.WithExclusiveRDMA()...)
+	}
+	for _, p := range notes {
 		c.add(t, p.Place, devicePoolEffect, false, "%s", p.Text)
 	}
 	c.sameSelectors(t)

@@ -3,6 +3,7 @@
 package validate
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -111,9 +112,22 @@ func TestNetworkFiles(t *testing.T) {
 			`f:1:42: resourceList[1]: error: resource A: its environment variable PCIDEVICE_*_A is also that of a, resourceList[0] in line 1; rename one [device-pool]`,
 			"f:1:87: resourceList[2]: error: resource a: resourceList[0] in line 1 has the same name [device-pool]",
 			"f:1:110: resourceList[3]: error: resource a_nonuma: resourceList[0] in line 1 may offer devices under this name [device-pool]"}},
+		"InfiniBand": {`{"resourceList": [{"resourceName": "a", "hosts": ["x"], "selectors": {"linkTypes": ["ether", "infiniband"]}}]}`, []string{
+			"f:1:71: resourceList[0].selectors.linkTypes: warning: the plugin sriov refuses these VFs: setting the GUID and the partition keys of an InfiniBand VF is not supported: attach such VFs with ib-sriov under Multus",
+			"f:1:19: resourceList[0]: warning: resource a: only for hosts x"}},
 		"pool's note": {`{"resourceList": []}`, []string{"f:1:2: resourceList: warning: no resource is configured: no device is offered"}},
 	} {
 		checkLines(t, name, c.data, c.want)
+	}
+}
+
+// TestExclusiveRDMA: isRdma is reported on a node whose RDMA subsystem is in exclusive mode, and nowhere else.
+func TestExclusiveRDMA(t *testing.T) {
+	file := yamlfile.File{Name: "f", Data: []byte(`{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true}}]}`)}
+	for exclusive, want := range map[bool]string{false: "[]", true: "[f:1:55: resourceList[0].selectors.isRdma: warning: pods cannot use the RDMA devices, which stay on the node in exclusive mode"} {
+		if got := fmt.Sprint(Files([]yamlfile.File{file}, Node{ExclusiveRDMA: exclusive})); !strings.HasPrefix(got, want) {
+			t.Errorf("%t: %s", exclusive, got)
+		}
 	}
 }
 

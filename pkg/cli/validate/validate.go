@@ -14,6 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 	"github.com/podlace/podlace/pkg/sriov"
@@ -24,12 +25,14 @@ import (
 type Node struct {
 	Subnets  []kernel.Subnet // subnets behind its links
 	PodCIDRs []netip.Prefix
+
+	ExclusiveRDMA bool // mode of the RDMA subsystem
 }
 
 // ThisNode reads the facts about this node. Missing podCIDRs are no error.
 func ThisNode() (node Node, err error) {
 	_, file, _ := nodefile.Read()
-	node.PodCIDRs = file.PodCIDRs
+	node.PodCIDRs, node.ExclusiveRDMA = file.PodCIDRs, pci.ExclusiveRDMA(pci.Sysfs)
 	host, err := kernel.Host()
 	if err != nil {
 		return node, err

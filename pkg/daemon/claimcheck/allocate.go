@@ -135,7 +135,7 @@ func prefer(d resourceapi.DeviceClaim, o option, resource string) resourceapi.De
 	return out
 }
 
-// explain reports why no node can hold a claim: a request alone, a constraint, or all together.
+// explain reports why no node can hold a claim: because of a single request, a constraint, or all requests together.
 func (c *checker) explain(m manifest, path string, d resourceapi.DeviceClaim, here []option) {
 	holds := func(d resourceapi.DeviceClaim) bool {
 		one, err := c.allocate(d)
@@ -173,7 +173,10 @@ func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim,
 		return row, false
 	}
 	row = served{Object: m.String(), Request: o.name, Class: o.DeviceClassName, Devices: o.devices(), Settings: []setting{},
-		Resource: c.resourceOf(results[i].Pool, results[i].Device).FullName()}
+		Resource: c.target(results[i].Pool, results[i].Device).Resource.FullName()}
+	for _, text := range c.refused[row.Resource] {
+		c.notice("%s: %s", m.at(o.path), text)
+	}
 	for _, key := range config[i].Set() {
 		from := "class"
 		if slices.Contains(config[i].Claimed, key) {
@@ -218,13 +221,19 @@ func (c *checker) settings(one *resourceapi.ResourceClaim) ([]*vfconfig.Config, 
 	devices := &one.Status.Allocation.Devices
 	foreign := func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver != claim.Driver }
 	devices.Results = slices.DeleteFunc(devices.Results, foreign)
-	return dra.Settings(one, func(name string) *pool.Resource { return c.resourceOf(devices.Results[0].Pool, name) })
+	return dra.Settings(one, func(name string) dra.Target { return c.target(devices.Results[0].Pool, name) })
 }
 
-// resourceOf returns the resource of a device. A resource that is not in the configuration lets claims set each key.
-func (c *checker) resourceOf(from, name string) *pool.Resource {
+// target returns what the settings of a device depend on.
+func (c *checker) target(from, name string) dra.Target {
 	i := slices.IndexFunc(c.devices, func(d device) bool { return d.pool == from && d.Name == name && d.driver == claim.Driver })
-	of := c.devices[i].resource()
+	own := func(name string) any { return c.devices[i].attributes()[attribute{claim.Driver, name}] }
+	driver, _ := own("driver").(string)
+	return dra.Target{Resource: c.resourceNamed(c.devices[i].resource()), NoPF: own("kind") == dra.KindNoPF, Driver: driver}
+}
+
+// resourceNamed returns a resource. One that is not in the configuration lets claims set each key.
+func (c *checker) resourceNamed(of string) *pool.Resource {
 	if r := c.resources[of]; r != nil {
 		return r
 	}

@@ -27,6 +27,7 @@ type checker struct {
 	ctx       context.Context //nolint:containedctx // of one run of the command
 	own       map[attribute]any
 	resources map[string]*pool.Resource // of DRA
+	refused   map[string][]string       // what the plugin sriov refuses, by resource
 	compiled  *cel.Cache
 	classes   []class // if several classes have one name, the first is used
 	objects   []manifest
@@ -63,8 +64,8 @@ type setting struct {
 }
 
 func newChecker(ctx context.Context, o *options, config *pool.Config) (*checker, error) {
-	c := &checker{ctx: ctx, own: ownAttributes(), resources: map[string]*pool.Resource{}, claims: map[[3]string][]served{},
-		compiled: cel.NewCache(1000, celFeatures())}
+	c := &checker{ctx: ctx, own: ownAttributes(), resources: map[string]*pool.Resource{}, refused: map[string][]string{},
+		claims: map[[3]string][]served{}, compiled: cel.NewCache(1000, celFeatures())}
 	for i, r := range config.Resources {
 		if r.API == pool.DRA {
 			c.resources[r.FullName()] = &config.Resources[i]

@@ -152,6 +152,9 @@ func (c *checker) loadCluster(o *options, config *pool.Config) (cluster, error) 
 	if err != nil {
 		return cluster{}, err
 	}
+	for _, p := range i.Pools {
+		c.refused[p.Name] = p.Refused(i.Snapshot)
+	}
 	if !slices.ContainsFunc(i.Pools, func(p pool.Pool) bool { return len(p.Devices) > 0 }) {
 		return newCluster(publish(exampleInventory(config), "example"), true), nil
 	}

@@ -216,7 +216,7 @@ func (c *checker) checkRead(s selector, r read) {
 // forms returns regular expressions for the attributes whose values have a fixed form.
 func forms() map[string]string {
 	const digits, address = "[0-9a-f]{4}", "[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
-	return map[string]string{"vendor": digits, "product": digits, "kind": "vf|pf", "linkType": "ether|infiniband", "pfAddress": address,
+	return map[string]string{"vendor": digits, "product": digits, "kind": "vf|pf|no-pf", "linkType": "ether|infiniband", "pfAddress": address,
 		"pciBusID": address, "resource": ".+/.+"}
 }
 

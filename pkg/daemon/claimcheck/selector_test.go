@@ -146,12 +146,15 @@ func TestNode(t *testing.T) {
 			"--resource-prefix", "example.com", "--sysfs", sysfs, "--node-name", "node-1"}, more...)...)
 	}
 	cards := pcitest.Generate(t, pcitest.Machine{Nodes: 2, PFs: 1, VFs: 2})
+	inSwitchdev := pcitest.Generate(t, pcitest.Machine{PFs: 1, VFs: 2})
+	pcitest.Set(t, inSwitchdev, "0000:11:00.0", "net/eth7/phys_port_name", "pf0vf0")
 	for _, c := range []struct {
 		file, sysfs, says string
 		status            int
 	}{
 		{"fits.yaml", cards, "", 0},
 		{"other.yaml", cards, `with "ens9f0", which no device here has: they have "ens0f0", "ens1f0"; did you mean "ens0f0"?` + "\n", 1},
+		{"fits.yaml", inSwitchdev, "exactly: resource example.com/fast: the plugin sriov refuses 2 devices, first 0000:11:02.0: PF 0000:11:00.0 is in switchdev mode", 0},
 		{"other.yaml", t.TempDir(), "notice: no VF with \"api\": \"dra\" is on this node, so it was not checked how many VFs match: give --slices", 0},
 	} {
 		status, stdout, stderr := check(c.file, c.sysfs)

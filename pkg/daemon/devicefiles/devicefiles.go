@@ -164,7 +164,8 @@ func Edits(devices ...pool.Device) (edits cdi.ContainerEdits) {
 	return edits
 }
 
-// WriteSpec writes a CDI specification if its content has changed, because each write makes the runtime read all of them again.
+// WriteSpec writes a CDI specification only if its content has changed, because the runtime reads all specifications again after each
+// write.
 func WriteSpec(dir *store.Dir, name string, spec cdi.Spec) error {
 	data, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {

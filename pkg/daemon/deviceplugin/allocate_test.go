@@ -160,6 +160,7 @@ func TestCDIFiles(t *testing.T) {
 		t.Error("the specification of another vendor is not seen")
 	}
 	os.Remove(filepath.Join(dir, "vendor.json"))
+	write(t, filepath.Join(f.cdi, "sriov.podlace.io_metadata_c-1_a.json"), "{}")
 	if got := f.hasCDI(); got {
 		t.Error("our own specifications count")
 	}

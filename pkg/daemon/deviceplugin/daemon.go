@@ -55,6 +55,7 @@ type daemon struct {
 	listed      map[string]bool            // devices of pods in the answers of that socket
 	counted     map[string]int             // devices that the kubelet counts as allocatable, by resource
 	uplinks     []string                   // uplink interfaces, from the kernel's last answer
+	inUse       map[string]string          // interfaces that the node itself uses, with the reason, from the same answer
 	serving     map[string]*registeredService
 	wake        map[chan<- struct{}]bool // channels that wake the registrars
 	unpublished error                    // why the CDI specifications could not be written
@@ -192,14 +193,18 @@ func (d *daemon) poolEnv() pool.Env {
 	if err == nil {
 		defer host.Close()
 		var names []string
+		var inUse map[string]string
 		if names, err = host.Uplinks(); err == nil {
-			d.uplinks = names
+			inUse, err = host.InUse()
+		}
+		if err == nil {
+			d.uplinks, d.inUse = names, inUse
 		}
 	}
 	if err != nil {
-		d.log.Warn("could not read the node's default routes; using the last known uplinks", "error", err)
+		d.log.Warn("could not read the node's routes and addresses; using the last known ones", "error", err)
 	}
-	return pool.Env{Last: d.last, DefaultRoute: d.uplinks}
+	return pool.Env{Last: d.last, DefaultRoute: d.uplinks, InUse: d.inUse}
 }
 
 // lostDevices returns, once each, the devices that pods have from a resource but that are missing in its pool. For a resource that left

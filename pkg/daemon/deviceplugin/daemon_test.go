@@ -187,9 +187,9 @@ func TestHealth(t *testing.T) {
 	sysfs := twoPFs(t)
 	l := newLab(t, sysfs, twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01)
-	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "0")
+	pcitest.Set(t, sysfs, "0000:11:00.0", "net/ens0f0/carrier", "0")
 	l.awaitDevices("example.com/one", vf00+"!", vf01+"!")
-	pcitest.Set(t, sysfs, pf0, "net/ens0f0/carrier", "1")
+	pcitest.Set(t, sysfs, "0000:11:00.0", "net/ens0f0/carrier", "1")
 	l.awaitDevices("example.com/one", vf00, vf01)
 }
 
@@ -237,6 +237,24 @@ func TestReload(t *testing.T) {
 	if n := strings.Count(l.log.String(), "remains in use"); n != 1 {
 		t.Errorf("said %d times", n)
 	}
+}
+
+// TestRefusedCards: what the plugin sriov refuses is offered, for other plugins, and logged at the start and when it changes.
+func TestRefusedCards(t *testing.T) {
+	sysfs := twoPFs(t)
+	pcitest.Set(t, sysfs, pf0, "net/eth7/phys_port_name", "pf0vf0")
+	l := newLab(t, sysfs, twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01)
+	l.awaitLog("the plugin sriov refuses 2 devices, first "+vf00, "devlink dev eswitch set pci/"+pf0+" mode legacy")
+	if n := strings.Count(l.log.String(), "the plugin sriov refuses"); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+	at := filepath.Join(sysfs, "module/ib_core/parameters")
+	if err := errors.Join(os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(at, "netns_mode"), []byte("N\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(`{"resourceList": [{"resourceName": "one", "selectors": [{"pfNames": ["ens0f0"]}, {"isRdma": true}]}]}`)
+	l.awaitLog("isRdma: pods cannot use the RDMA devices")
 }
 
 // TestBadStart checks that the daemon does not start with an invalid configuration and leaves no files.

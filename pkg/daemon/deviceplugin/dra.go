@@ -22,8 +22,8 @@ import (
 	"github.com/podlace/podlace/pkg/poddevices"
 )
 
-// apiQPS and apiBurst limit the requests to the API server, of which each Prepare makes one. They are the kubelet's defaults, which
-// suffice for 110 pods. With client-go's 5 a second, 50 pods that start at once would wait for 8 seconds.
+// apiQPS and apiBurst limit the requests to the API server; each Prepare makes one. They are the kubelet's defaults, which suffice for 110
+// pods. With client-go's 5 a second, 50 pods that start at once would wait for 8 seconds.
 const (
 	apiQPS   = 50
 	apiBurst = 100
@@ -159,7 +159,7 @@ func (d *daemon) publishedDevices() map[string]poddevices.Published {
 	return driver.Published()
 }
 
-// whyUnavailable returns why no claim can get a device, or "". It does not check whether another claim has it.
+// whyUnavailable returns why no claim can get the device with this ID, or "". It does not check whether another claim has it.
 func (d *daemon) whyUnavailable(id string) string {
 	address, err := pci.ParseAddress(id)
 	d.mu.Lock()

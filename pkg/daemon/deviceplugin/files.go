@@ -13,6 +13,7 @@ import (
 
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/devicefiles"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/poddevices"
@@ -156,12 +157,13 @@ func cdiDevices(devices []pool.Device) (list []cdi.Device) {
 	return list
 }
 
-// hasCDI reports whether another program has written CDI specifications on the node, from which the runtime is assumed to read them.
+// hasCDI reports whether another program has written CDI specifications on the node, which suggests that the runtime reads them.
 func (f deviceFolders) hasCDI() bool {
 	for _, kind := range []string{"*.json", "*.yaml"} {
 		names, _ := filepath.Glob(filepath.Join(f.cdi, kind))
 		if slices.ContainsFunc(names, func(path string) bool {
-			return !strings.HasPrefix(filepath.Base(path), ".") && !strings.HasPrefix(filepath.Base(path), cdiPrefix)
+			name := filepath.Base(path)
+			return !strings.HasPrefix(name, ".") && !strings.HasPrefix(name, cdiPrefix) && !strings.HasPrefix(name, claim.Driver)
 		}) {
 			return true
 		}

@@ -13,7 +13,7 @@ import (
 )
 
 // pendingAllocations are the allocated devices that PodResources has not listed since. It lists an init container only if that is
-// restartable. The devices of other init containers are only in the kubelet's checkpoint, from which a race may drop them.
+// restartable. The devices of other init containers are only in the kubelet's checkpoint, and a race may drop them there.
 type pendingAllocations struct {
 	checkpoint string // of the kubelet
 	mu         sync.Mutex
@@ -33,7 +33,7 @@ func newAllocations(checkpoint string) *pendingAllocations {
 	return &pendingAllocations{checkpoint: checkpoint, devices: map[string]pendingDevice{}}
 }
 
-// addPending adds devices before Allocate returns them, after which the kubelet writes the pod's checkpoint entry.
+// addPending adds devices before Allocate returns them. The kubelet writes the pod's checkpoint entry only after that.
 func (h *pendingAllocations) addPending(o *resourceOffer, ids map[string]bool) {
 	notes, err := podresources.CheckpointDevices(h.checkpoint)
 	h.mu.Lock()

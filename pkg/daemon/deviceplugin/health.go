@@ -28,9 +28,9 @@ type deviceHealth struct {
 	conditions map[pci.Address]*deviceCondition
 }
 
-// claimUsage is which devices claims or pods use, on which their health depends.
+// claimUsage is which devices claims or pods use. The health of a device depends on that.
 type claimUsage struct {
-	owned  map[string]bool       // devices in use, by ID; true for those of claims, of which any driver is correct, as the claim chose it
+	owned  map[string]bool       // devices in use, by ID; true for those of claims, whose driver is always correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
 }
 
@@ -146,12 +146,15 @@ func deviceFault(s *pci.Snapshot, driver string, d pool.Device) dra.Fault {
 		return dra.Fault{Kind: noDriver, Text: "no driver is bound"}
 	case driver != "" && d.Driver != driver:
 		text := fmt.Sprintf("its driver is %s, not %s", d.Driver, driver)
-		if !d.IsVF() {
-			text += "; the daemon changes the driver of VFs only"
+		if d.IsPF() {
+			text += "; the daemon does not change the driver of a PF"
 		}
 		return dra.Fault{Kind: otherDriver, Text: text}
 	}
 	pf := d.Device
+	if d.HasNoPF() {
+		return dra.Fault{} // its interface is down on the node, so its link is unknown
+	}
 	if d.IsVF() {
 		var ok bool
 		if pf, ok = s.Device(d.PF); !ok {

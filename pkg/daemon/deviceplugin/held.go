@@ -31,8 +31,8 @@ const (
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// askPod returns the devices of a pod. The list is empty only if the pod certainly has none, for which the pods of all devices
-// allocated within the last minute must be known.
+// askPod returns the devices of a pod. The list is empty only if the pod certainly has none. To be certain, the daemon must know the pods
+// of all devices allocated within the last minute.
 func (d *daemon) askPod(ctx context.Context, q poddevices.Question) ([]poddevices.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, poddevices.AnswerTimeout)
 	defer cancel()

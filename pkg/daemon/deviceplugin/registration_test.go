@@ -234,7 +234,8 @@ func TestRefusedVersion(t *testing.T) {
 	k.await(fast, "watched", watched)
 }
 
-// TestTwoInstances checks that the end of the old instance does not affect a resource, for which both are registered during an update.
+// TestTwoInstances checks that the end of the old instance does not affect a resource. During an update, both instances are registered for
+// it.
 func TestTwoInstances(t *testing.T) {
 	k := newFakeKubelet(t)
 	old, stop := context.WithCancel(context.Background())

@@ -38,6 +38,9 @@ const (
 
 	kindVF = "vf"
 	kindPF = "pf"
+
+	// KindNoPF is the kind of a function that is neither a VF with its PF on the node nor a PF.
+	KindNoPF = "no-pf"
 )
 
 // DeviceName returns the name of a PCI function in ResourceSlices. A device name is a DNS label such as 0000-3b-10-2.
@@ -55,12 +58,15 @@ func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.
 		rdma = rdma || len(last.RDMA) > 0
 		d.LinkType = cmp.Or(d.LinkType, last.LinkType)
 	}
-	driver, kind := d.Driver, kindPF
-	if d.IsVF() {
+	driver, kind, pfName := d.Driver, kindPF, i.pfName(pf)
+	switch {
+	case d.IsVF():
 		kind = kindVF
+	case d.HasNoPF():
+		kind, pfName = KindNoPF, d.Address.String()
 	}
-	if r := i.resourceNamed(resource); r != nil && d.IsVF() {
-		driver = cmp.Or(r.Driver, driver)
+	if r := i.resourceNamed(resource); r != nil {
+		driver = driverOf(r, d.Device)
 	}
 	id := d.Address.String()
 	out := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
@@ -70,7 +76,7 @@ func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.
 		attrMultusResource: text(resource),
 		attrResource:       text(resource),
 		attrKind:           text(kind),
-		attrPF:             text(i.pfName(pf)),
+		attrPF:             text(pfName),
 		attrPFAddress:      text(pf.Address.String()),
 		attrCard:           text(i.cardAddress(pf)),
 		attrVF:             number(d.VFIndex),
@@ -86,6 +92,14 @@ func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.
 		out[attrOldNUMA] = number(d.NUMANode)
 	}
 	return out
+}
+
+// driverOf returns the driver that a device has while its resource waits for a pod.
+func driverOf(r *pool.Resource, d pci.Device) string {
+	if d.IsPF() { // the daemon does not change it
+		return d.Driver
+	}
+	return cmp.Or(r.Driver, d.Driver)
 }
 
 func text(s string) resourceapi.DeviceAttribute {

@@ -25,7 +25,7 @@ type bindFailure struct {
 
 func (f bindFailure) isRecent() bool { return time.Since(f.at) < retryBind }
 
-// recordBind records a bind that timed out, after which the kernel may still be binding, as a fault of the device. Any other result
+// recordBind records a bind that timed out. It counts as a fault of the device, because the kernel may still be binding. Any other result
 // deletes the record.
 func (d *Driver) recordBind(a pci.Address, err error) {
 	d.change(func() {

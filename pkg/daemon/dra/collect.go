@@ -100,6 +100,9 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 		}
 	}
 	c.missing = missing
+	if errors.Join(errRecords, err) == nil {
+		c.reportError("metadata", c.removeStaleMetadata(records, notes, now))
+	}
 }
 
 // collectOne unprepares a claim if the API server confirms that the claim has ended.

@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -102,8 +104,9 @@ func (e configEntry) appliesTo(result resourceapi.DeviceRequestAllocationResult,
 
 // configFor returns the merged configuration for the device of an allocation result, or nil if no config entry applies. The claim,
 // which may contain only what the resource's configuration allows, overrides the class.
-func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocationResult, resource *pool.Resource) (*vfconfig.Config, error) {
+func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocationResult, of Target) (*vfconfig.Config, error) {
 	var merged *vfconfig.Config
+	resource := of.Resource
 	for _, e := range entries {
 		if !e.appliesTo(result, resource.FullName()) {
 			continue
@@ -122,7 +125,29 @@ func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocation
 	if merged.IsZero() || isAdmin(result) {
 		return nil, nil
 	}
-	return merged, nil
+	return merged, of.check(entries, merged)
+}
+
+// Target is a device of a claim, as far as its settings depend on it.
+type Target struct {
+	Resource *pool.Resource
+	NoPF     bool
+	Driver   string // before the claim changes it
+}
+
+// check returns an error for a setting that only a PF can set if the device has none.
+func (t Target) check(entries []configEntry, c *vfconfig.Config) error {
+	key := c.NeedsPF(pci.IsUserspace(cmp.Or(c.Driver, t.Driver)))
+	if !t.NoPF || key == "" {
+		return nil
+	}
+	path := "the merged settings of class and claim: "
+	for _, e := range entries {
+		if e.Text(key) == c.Text(key) {
+			path = e.path + "."
+		}
+	}
+	return fmt.Errorf("%s%s: %s: a function of resource %s without a PF, which alone can set it", path, key, c.Text(key), t.Resource.FullName())
 }
 
 // isAdmin reports whether an allocation result grants only administrative access, which changes neither the device's owner nor its
@@ -206,8 +231,8 @@ func (e configEntry) scopeText() string {
 	return " (" + strings.Join(of, ", ") + ")"
 }
 
-// checkClasses returns an error if a class entry's class is unknown. Before Kubernetes 1.35, class entries have no requests, so they
-// may come from any class of the claim. Since then, an entry without requests applies to all.
+// checkClasses returns an error if it cannot tell which class an entry comes from. Before Kubernetes 1.35, class entries have no requests,
+// so they may come from any class of the claim. Since then, an entry without requests applies to all.
 func checkClasses(c *resourceapi.ResourceClaim, entries []configEntry) error {
 	var classes []string
 	for _, r := range c.Status.Allocation.Devices.Results {

@@ -123,7 +123,7 @@ func TestConfigFor(t *testing.T) {
 			entries, err := readEntries(c)
 			var got *vfconfig.Config
 			if err == nil {
-				got, err = configFor(entries, a.Devices.Results[0], mayAll(t))
+				got, err = configFor(entries, a.Devices.Results[0], Target{Resource: mayAll(t)})
 			}
 			says := ""
 			if err != nil {

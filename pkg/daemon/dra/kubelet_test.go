@@ -51,6 +51,7 @@ type draLab struct {
 	client *fake.Clientset
 	sysfs  string
 	log    *logBuffer
+	adding bool // the journals are those of an ADD that has not finished
 }
 
 // logBuffer is a log that a test can read while the driver writes to it.
@@ -185,6 +186,7 @@ type fakeKubelet struct {
 	info     *registration.PluginInfo
 	v1beta1  bool
 	endpoint string
+	names    map[string]string // by UID: names of the claims that were prepared
 }
 
 // register finds the driver in the kubelet's plugin registry and registers the driver.
@@ -204,7 +206,7 @@ func (l *draLab) register(v1beta1 bool) *fakeKubelet {
 
 func (l *draLab) registerAt(socket string, v1beta1 bool) *fakeKubelet {
 	l.Helper()
-	k := &fakeKubelet{draLab: l, v1beta1: v1beta1}
+	k := &fakeKubelet{draLab: l, v1beta1: v1beta1, names: map[string]string{}}
 	client := registration.NewRegistrationClient(dial(l, socket))
 	info, err := client.GetInfo(l.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true))
 	must(l, err)
@@ -231,6 +233,7 @@ func (k *fakeKubelet) prepareClaims(claims ...*resourceapi.ResourceClaim) (answe
 	request := &drav1.NodePrepareResourcesRequest{}
 	for _, c := range claims {
 		request.Claims = append(request.Claims, &drav1.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)})
+		k.names[string(c.UID)] = c.Name
 	}
 	answer, err := k.call(request)
 	if err != nil {
@@ -284,8 +287,8 @@ func (k *fakeKubelet) unprepareClaims(uids ...string) (answers []string) {
 	k.Helper()
 	request, old := &drav1.NodeUnprepareResourcesRequest{}, &drav1beta1.NodeUnprepareResourcesRequest{}
 	for _, uid := range uids {
-		request.Claims = append(request.Claims, &drav1.Claim{Namespace: "shop", Name: uid, Uid: uid})
-		old.Claims = append(old.Claims, &drav1beta1.Claim{Namespace: "shop", Name: uid, Uid: uid})
+		request.Claims = append(request.Claims, &drav1.Claim{Namespace: "shop", Name: k.names[uid], Uid: uid})
+		old.Claims = append(old.Claims, &drav1beta1.Claim{Namespace: "shop", Name: k.names[uid], Uid: uid})
 	}
 	if k.v1beta1 {
 		answer, err := drav1beta1.NewDRAPluginClient(k.conn).NodeUnprepareResources(k.Context(), old)

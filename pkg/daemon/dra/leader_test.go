@@ -54,7 +54,7 @@ func TestUpgrade(t *testing.T) {
 	}
 	stopA()
 	l.await("the second one leads", b.Leads)
-	if got := l.fileNames(registry) + " " + l.fileNames(data); got != "sriov.podlace.io-uid-b-reg.sock dra-uid-b.sock" {
+	if got := l.fileNames(registry) + " " + l.fileNames(data); got != "sriov.podlace.io-uid-b-reg.sock dra-device-metadata dra-uid-b.sock" {
 		t.Errorf("sockets: %s", got)
 	}
 	if got := kb.unprepareClaims("c-2"); got[0] != "" {

@@ -39,6 +39,8 @@ type plannedDevice struct {
 	fresh     bool   // neither a record nor a pod of the claim had the device
 	restores  bool   // the claim chose the driver, so the former one is restored
 
+	held *sriov.Holding // attachment to a pod of the claim, or nil
+
 	vfs []pci.Address // VFs that the device excludes, if it is a PF offered as a whole
 }
 
@@ -131,7 +133,8 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, entries [
 		return p, err
 	}
 	p.Device, p.resource = device, in.Name
-	if p.config, err = configFor(entries, r, in.Resource); err != nil || p.Admin {
+	target := Target{in.Resource, device.HasNoPF(), driverOf(in.Resource, device.Device)}
+	if p.config, err = configFor(entries, r, target); err != nil || p.Admin {
 		return p, err
 	}
 	if device.Whole == 0 { // only VFs get the driver
@@ -155,14 +158,14 @@ func (d *Driver) checkUsable(p plannedDevice) error {
 		return fmt.Errorf("cannot read device %s: %s", p.Address, p.Unreadable)
 	case driver == "":
 		return fmt.Errorf("device %s has no driver: set \"driver\" in its resource or in the claim", p.Address)
-	case d.options.CDI == "" && sriov.Userspace(driver):
+	case d.options.CDI == "" && pci.IsUserspace(driver):
 		return fmt.Errorf("device %s has driver %s, so its device files need CDI: start the daemon with --cdi-dir",
 			p.Address, driver)
 	case d.options.CDI == "" && len(devicefiles.Nodes(p.Device)) > 0:
 		return fmt.Errorf("device %s has device files, which need CDI: start the daemon with --cdi-dir",
 			p.Address)
-	case p.driver != "" && p.driver != p.Driver && !p.IsVF():
-		return fmt.Errorf("cannot change the driver of device %s from %s to %s: it is not a VF", p.Address, p.Driver, p.driver)
+	case p.driver != "" && p.driver != p.Driver && p.IsPF():
+		return fmt.Errorf("cannot change the driver of device %s from %s to %s: it is a PF", p.Address, p.Driver, p.driver)
 	}
 	return nil
 }
@@ -192,9 +195,10 @@ func (p claimPlan) lockedAddresses() (list []pci.Address) {
 
 // answerFor returns the devices of a plan for the kubelet. Only the first device of a request has the request's CDI device.
 func (d *Driver) answerFor(p claimPlan) (list []kubeletplugin.Device) {
-	answered := map[string]bool{}
+	answered, inventory := map[string]bool{}, d.latestInventory()
 	for _, dev := range p.devices {
-		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device}
+		out := kubeletplugin.Device{Requests: []string{dev.Request}, PoolName: dev.Pool, DeviceName: dev.Claim.Device,
+			Metadata: metadataOf(inventory.attributesOf(dev.resource, dev.Device), dev.held)}
 		if dev.ShareID != "" {
 			out.ShareID = new(types.UID(dev.ShareID))
 		}

@@ -148,7 +148,7 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 	if _, err := d.checkOtherClaims(*p); err != nil { // check first: the pod of another claim may be running
 		return err
 	}
-	attached, err := attachedTo(p.devices[0].UID)
+	held, err := sriov.Holdings()
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,9 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 		p.record.Bound, p.record.Time = slices.Clone(before.Bound), before.Time
 	}
 	for i := range p.devices {
-		if err := d.prepareToReserve(p, &p.devices[i], before == nil, attached[p.devices[i].Address]); err != nil {
+		dev := &p.devices[i]
+		dev.held = holdingOf(held, dev.UID, dev.Claim.Device)
+		if err := d.prepareToReserve(p, dev, before == nil); err != nil {
 			return err
 		}
 	}
@@ -171,11 +173,12 @@ func (d *Driver) reserve(ctx context.Context, p *claimPlan, before *claim.Record
 }
 
 // prepareToReserve reads a device from sysfs, and restores it if an earlier claim has ended without doing so. first is true if no
-// record has the device, attached if a pod of the claim has it.
-func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first, attached bool) error {
+// record has the device.
+func (d *Driver) prepareToReserve(p *claimPlan, dev *plannedDevice, first bool) error {
 	if err := d.rereadDevice(dev); err != nil || dev.Admin {
 		return err
 	}
+	attached := dev.held != nil
 	if first {
 		d.recoverDriver(p, *dev, attached)
 	}
@@ -197,18 +200,6 @@ func (d *Driver) freeDevice(dev plannedDevice) error {
 		}
 	}
 	return nil
-}
-
-// attachedTo returns the VFs that the pods of a claim have.
-func attachedTo(uid string) (map[pci.Address]bool, error) {
-	all, err := sriov.Holdings()
-	attached := map[pci.Address]bool{}
-	for _, h := range all {
-		if h.Claim != nil && h.Claim.UID == uid {
-			attached[h.Address] = true
-		}
-	}
-	return attached, err
 }
 
 func addressTexts(list []pci.Address) (out []string) {

@@ -34,7 +34,8 @@ func TestPrepare(t *testing.T) {
 		k := l.register(v1beta1)
 		c := newClaim("c-1", "web", deviceResult("a", vf0), deviceResult("b/large", vf2), deviceResult("b/large", vf1))
 		l.addClaims(c)
-		const want = "a=node-a/0000-11-02-0 podlace.io/vf=c-1-a; b=node-a/0000-11-02-2 podlace.io/vf=c-1-b.large; b=node-a/0000-11-02-1 "
+		const want = "a=node-a/0000-11-02-0 podlace.io/vf=c-1-a,sriov.podlace.io/metadata=c-1_a; " +
+			"b=node-a/0000-11-02-2 podlace.io/vf=c-1-b.large,sriov.podlace.io/metadata=c-1_b; b=node-a/0000-11-02-1 "
 		if diff := cmp.Diff([]string{want}, k.prepareClaims(c)); diff != "" {
 			t.Fatal(diff)
 		}
@@ -187,7 +188,7 @@ func TestAdminAccess(t *testing.T) {
 	k := l.register(false)
 	watch, own := newClaim("c-0", "watch", adminResult("all", vf0), adminResult("all", vf1)), newClaim("c-1", "web", deviceResult("a", vf0))
 	l.addClaims(watch, own)
-	if got := k.prepareClaims(watch); got[0] != "all=node-a/0000-11-02-0 podlace.io/vf=c-0-all; all=node-a/0000-11-02-1 " {
+	if got := k.prepareClaims(watch); got[0] != "all=node-a/0000-11-02-0 podlace.io/vf=c-0-all,sriov.podlace.io/metadata=c-0_all; all=node-a/0000-11-02-1 " {
 		t.Error(got)
 	}
 	if got := l.driverOf(vf0) + l.driverOf(vf1); got != "iavfiavf" {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/podlace/podlace/pkg/claim"
-	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -26,20 +25,20 @@ func Resources(i Inventory, node string, records []claim.Record, now time.Time) 
 
 // Settings returns the VF settings for each allocation result of a claim, or nil for none; the claim overrides the class. It fails if
 // Prepare would refuse the claim. Each device must belong to a resource of this driver. Settings does no I/O.
-func Settings(c *resourceapi.ResourceClaim, resourceOf func(device string) *pool.Resource) (out []*vfconfig.Config, err error) {
+func Settings(c *resourceapi.ResourceClaim, targetOf func(device string) Target) (out []*vfconfig.Config, err error) {
 	entries, err := readEntries(c)
 	if err != nil {
 		return nil, err
 	}
 	var devices []poddevices.Device
 	for i, result := range c.Status.Allocation.Devices.Results {
-		resource := resourceOf(result.Device)
-		settings, err := configFor(entries, result, resource)
+		target := targetOf(result.Device)
+		settings, err := configFor(entries, result, target)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, settings)
-		devices = append(devices, poddevices.Device{Resource: resource.FullName(), Claim: &poddevices.Claim{Result: i}})
+		devices = append(devices, poddevices.Device{Resource: target.Resource.FullName(), Claim: &poddevices.Claim{Result: i}})
 	}
 	_, err = checkConfig(c, entries, devices)
 	return out, err

@@ -53,6 +53,13 @@ func (d *Driver) whyNotServing() string {
 	return d.whyWaiting
 }
 
+// server returns the running server for the kubelet, or nil.
+func (d *Driver) server() *kubeletplugin.Helper {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.helper
+}
+
 func (d *Driver) setServer(h *kubeletplugin.Helper, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,8 +85,8 @@ func (d *Driver) serveOnce(ctx context.Context) error {
 		d.options.Log.Debug("the former server failed again", "error", err)
 	default:
 	}
-	options := []kubeletplugin.Option{kubeletplugin.DriverName(claim.Driver), kubeletplugin.KubeClient(d.options.Client),
-		kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.Serialize(false)}
+	options := append(d.metadataOptions(), kubeletplugin.DriverName(claim.Driver), kubeletplugin.KubeClient(d.options.Client),
+		kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.Serialize(false))
 	if d.options.Instance != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}

@@ -57,13 +57,7 @@ func newStatusWriter(d *Driver) *statusWriter {
 // statusLoop writes the status of claims after ADD or DEL has changed a journal, until ctx is done. ADD does not wait for it.
 func (d *Driver) statusLoop(ctx context.Context) {
 	w := newStatusWriter(d)
-	journals := make(chan struct{}, 1)
-	go watch.Folder(ctx, sriov.JournalFolder, func(string) {
-		select {
-		case journals <- struct{}{}:
-		default:
-		}
-	}, d.options.Log)
+	journals := d.watchJournals(ctx)
 	for ctx.Err() == nil {
 		_, news := d.watchInventory()
 		select {
@@ -77,6 +71,18 @@ func (d *Driver) statusLoop(ctx context.Context) {
 		case <-time.After(joinStatus):
 		}
 	}
+}
+
+// watchJournals returns a channel that receives a value after each change of a journal, until ctx is done.
+func (d *Driver) watchJournals(ctx context.Context) <-chan struct{} {
+	journals := make(chan struct{}, 1)
+	go watch.Folder(ctx, sriov.JournalFolder, func(string) {
+		select {
+		case journals <- struct{}{}:
+		default:
+		}
+	}, d.options.Log)
+	return journals
 }
 
 // writeAll writes each changed status, and returns the time until the next repeated write. A failure delays only its own claim.
@@ -219,18 +225,25 @@ func comparedText(status []resourceapi.AllocatedDeviceStatus) (text string) {
 func (w *statusWriter) wantedStatus(r claim.Record, held []sriov.Holding, had bool) (list []resourceapi.AllocatedDeviceStatus) {
 	i := w.latestInventory()
 	for _, d := range r.Devices {
-		n := slices.IndexFunc(held, func(h sriov.Holding) bool {
-			return h.Address.String() == d.ID && h.Claim != nil && h.Claim.UID == d.Claim.UID && h.Ready
-		})
+		h := holdingOf(held, d.Claim.UID, d.Claim.Device)
 		switch {
 		case d.Claim.Admin:
-		case n >= 0:
-			list = append(list, i.deviceStatus(d, &held[n]))
+		case h != nil && h.Ready:
+			list = append(list, i.deviceStatus(d, h))
 		case had:
 			list = append(list, i.deviceStatus(d, nil))
 		}
 	}
 	return list
+}
+
+// holdingOf returns the attachment of a claim's device, or nil if no pod has the device through the claim.
+func holdingOf(held []sriov.Holding, uid, device string) *sriov.Holding {
+	i := slices.IndexFunc(held, func(h sriov.Holding) bool { return h.Claim != nil && h.Claim.UID == uid && h.Claim.Device == device })
+	if i < 0 {
+		return nil
+	}
+	return &held[i]
 }
 
 // deviceStatus returns the status of a device. h is its attachment, or nil if no pod has the device.
@@ -256,16 +269,26 @@ func (i Inventory) deviceStatus(d poddevices.Device, h *sriov.Holding) resourcea
 		data.VLAN = h.VLAN
 		ready.Status, ready.Reason, ready.LastTransitionTime = metav1.ConditionTrue, "Attached", metav1.NewTime(h.Since)
 		ready.Message = "pod " + h.Pod + " has the device"
-		s.NetworkData = &resourceapi.NetworkDeviceData{HardwareAddress: h.MAC}
-		if h.MAC != "" { // otherwise a user space program has the VF, without an interface
-			s.NetworkData.InterfaceName = h.Name
+		if s.NetworkData = networkData(h); s.NetworkData.InterfaceName != "" {
 			ready.Message += " as " + h.Name
-		}
-		for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {
-			s.NetworkData.IPs = append(s.NetworkData.IPs, ip.String())
 		}
 	}
 	raw, _ := json.Marshal(data)
 	s.Conditions, s.Data = []metav1.Condition{ready}, &runtime.RawExtension{Raw: raw}
 	return s
+}
+
+// networkData returns the interface and addresses of an attachment, or nil before ADD has finished and if h is nil.
+func networkData(h *sriov.Holding) *resourceapi.NetworkDeviceData {
+	if h == nil || !h.Ready {
+		return nil
+	}
+	n := &resourceapi.NetworkDeviceData{HardwareAddress: h.MAC}
+	if h.Userspace == "" {
+		n.InterfaceName = h.Name
+	}
+	for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {
+		n.IPs = append(n.IPs, ip.String())
+	}
+	return n
 }

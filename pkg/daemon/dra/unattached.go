@@ -63,5 +63,5 @@ func (c *collector) unattachedDevice(r claim.Record, held []sriov.Holding) strin
 func (c *collector) inUserspace(id string) bool {
 	address, err := pci.ParseAddress(id)
 	dev, ok := c.latestInventory().Snapshot.Device(address)
-	return err == nil && ok && sriov.Userspace(dev.Driver)
+	return err == nil && ok && pci.IsUserspace(dev.Driver)
 }

@@ -66,28 +66,30 @@ func formatPools(pools []Pool) string {
 // TestSelectors checks which devices each key of a selector matches.
 func TestSelectors(t *testing.T) {
 	for selectors, want := range map[string]string{
-		`{}`:                             "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 n u0",
-		`{"vendors":["15B3","14e4"]}`:    "m0 m1 n",
-		`{"devices":["1592"]}`:           "n",
-		`{"drivers":["mlx5_core"]}`:      "m0 m1",
-		`{"drivers":["vfio-pci","ice"]}`: "n u0",
+		`{}`:                          "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0",
+		`{"vendors":["15B3","14e4"]}`: "m0 m1",
+		`{"devices":["1592"]}`:        "",
+		`{"vendors":["14E4"],"devices":["1592"]}`:                                        "n",
+		`{"drivers":["mlx5_core"]}`:                                                      "m0 m1",
+		`{"drivers":["vfio-pci","ice"]}`:                                                 "u0",
 		`{"pciAddresses":["0000:10:11.3","0000:40:00.0","0000:10:00.0","0000:30:00.0"]}`: "b3 n", // a PF is never offered, with VFs or without
-		`{"acpiIndexes":["101"]}`:                                 "n",
-		`{"pfNames":["ens1f1","ENS3F0"]}`:                         "b0 b1 b2 b3",
-		`{"pfNames":["ens1f0#0,2-3","ens3f0#0"]}`:                 "a0 a2 a3",
-		`{"pfNames":["ens1f0#0","ens1f0#3"]}`:                     "a0 a3",
-		`{"pfNames":["ens1f"]}`:                                   "",
-		`{"rootDevices":["0000:10:00.1#1-2","0000:40:00.0"]}`:     "b1 b2 n",
-		`{"linkTypes":["infiniband"]}`:                            "m0 m1",
-		`{"linkTypes":["infiniband","ether"],"vendors":["15b3"]}`: "m0 m1",
-		`{"isRdma":true}`:                                         "m0 m1",
-		`{"isRdma":false,"vendors":["14e4"]}`:                     "n",
-		`{"numaNodes":[1]}`:                                       "m0 m1 n",
-		`{"numaNodes":[-1]}`:                                      "u0",
-		`{"needVhostNet":true,"vendors":["14e4"]}`:                "n",
-		`{"vendors":["15b3"],"numaNodes":[1]}`:                    "m0 m1",
-		`[{"vendors":["14e4"]},{"pfNames":["ens1f0#1"]}]`:         "a1 n",
-		`[]`: "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 n u0",
+		`{"acpiIndexes":["101"]}`:                                                        "",
+		`{"pfNames":["ens1f1","ENS3F0"]}`:                                                "b0 b1 b2 b3",
+		`{"pfNames":["ens1f0#0,2-3","ens3f0#0"]}`:                                        "a0 a2 a3",
+		`{"pfNames":["ens1f0#0","ens1f0#3"]}`:                                            "a0 a3",
+		`{"pfNames":["ens1f"]}`:                                                          "",
+		`{"rootDevices":["0000:10:00.1#1-2","0000:40:00.0"]}`:                            "b1 b2",
+		`{"linkTypes":["infiniband"]}`:                                                   "m0 m1",
+		`{"linkTypes":["infiniband","ether"],"vendors":["15b3"]}`:                        "m0 m1",
+		`{"isRdma":true}`:                                                                "m0 m1",
+		`{"isRdma":false,"vendors":["14e4"],"devices":["1592"]}`:                         "n",
+		`{"numaNodes":[1]}`:                                                              "m0 m1",
+		`{"numaNodes":[-1]}`:                                                             "u0",
+		`{"needVhostNet":true,"pciAddresses":["0000:40:00.0"]}`:                          "n",
+		`{"vendors":["15b3"],"numaNodes":[1]}`:                                           "m0 m1",
+		`[{"vendors":["14e4"]},{"pfNames":["ens1f0#1"]}]`:                                "a1",
+		`[{"vendors":["14e4"]},{"pciAddresses":["0000:40:00.0"]}]`:                       "n",
+		`[]`: "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0",
 	} {
 		c := mustParse(t, `{"resourceList":[{"resourceName":"r","unknownNuma":"all","selectors":`+selectors+`}]}`)
 		if got := formatPools(Assign(c, workerMachine(), Env{})); got != strings.TrimSuffix("r: "+want, " ") {
@@ -105,7 +107,7 @@ func TestAssign(t *testing.T) {
 		{`{"resourceName":"x",` + intel + `}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; x_nonuma: u0"},
 		{`{"resourceName":"x",` + intel + `,"unknownNuma":"omit"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; x_nonuma: u0"},
 		{`{"resourceName":"x",` + intel + `,"unknownNuma":"all"}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
-		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y"}`,
+		{`{"resourceName":"x",` + intel + `,"unknownNuma":"exclude"},{"resourceName":"y","selectors":[{"drivers":["vfio-pci"]},{"vendors":["14e4"],"devices":["1592"]}]}`,
 			"x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1; y: n; y_nonuma: u0"},
 		{`{"resourceName":"x",` + intel + `,"excludeTopology":true}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 m0 m1 u0"},
 		{`{"resourceName":"x","selectors":{"drivers":["vfio-pci"]}}`, "x: u0"}, // no other device to separate from
@@ -115,7 +117,7 @@ func TestAssign(t *testing.T) {
 			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_numa1: m0 m1; x_nonuma: u0"},
 		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"all","selectors":{"drivers":["vfio-pci","iavf"]}}`,
 			"x_numa0: a0 a1 a2 a3 b0 b1 b2 b3; x_nonuma: u0"},
-		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":{"drivers":["vfio-pci","ice"]}}`, "x_numa1: n"},
+		{`{"resourceName":"x","splitByNuma":true,"unknownNuma":"exclude","selectors":[{"drivers":["vfio-pci"]},{"pciAddresses":["0000:40:00.0"]}]}`, "x_numa1: n"},
 		{`{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["ffff"]}}`, ""},
 		// The device u0 already has the driver to which the resource binds its devices.
 		{`{"resourceName":"x","driver":"vfio-pci","unknownNuma":"all","selectors":{"drivers":["iavf"]}}`, "x: a0 a1 a2 a3 b0 b1 b2 b3 u0"},
@@ -206,7 +208,7 @@ func TestDevice(t *testing.T) {
 
 // TestBusy checks that no pool contains a device that the node itself uses.
 func TestBusy(t *testing.T) {
-	all := `"resourceList":[{"resourceName":"x","unknownNuma":"all"}]`
+	all := `"resourceList":[{"resourceName":"x","unknownNuma":"all","selectors":[{"pciAddresses":["0000:40:00.0"]},{}]}]`
 	vfs := "a0 a1 a2 a3 b0 b1 b2 b3 m0 m1"
 	for _, test := range []struct {
 		config string
@@ -222,6 +224,7 @@ func TestBusy(t *testing.T) {
 		{`{` + all + `,"pfs":[{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`, Env{DefaultRoute: []string{"ens3f0"}}, vfs + " n u0"},
 		{`{` + all + `,"pfs":[{"pciAddress":"0000:30:00.0","numVfs":4},{"pfName":"ens3f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " n u0"},
 		{`{` + all + `,"pfs":[{"pfName":"ens1f0","numVfs":0,"offerPf":true}]}`, Env{}, vfs + " n u0"}, // it has VFs
+		{`{` + all + `}`, Env{InUse: map[string]string{"eno0": "has a route", "ens1f0": "has a route"}}, vfs + " u0"},
 	} {
 		if got := formatPools(Assign(mustParse(t, test.config), workerMachine(), test.env)); got != "x: "+test.want {
 			t.Errorf("%s, %v\n got %s\nwant x: %s", test.config, test.env.DefaultRoute, got, test.want)

@@ -62,7 +62,7 @@ const (
 // Taints contains the effects of the taints that faulty devices get in ResourceSlices: NoSchedule, NoExecute, None, or "off" for no taint.
 type Taints struct{ LinkDown, Unhealthy, Gone string }
 
-// NoTaint is the value of a field of Taints, and of LinkDown, with which the fault does not matter.
+// NoTaint is the value of a field of Taints, and of LinkDown, if the fault does not matter.
 const NoTaint = "off"
 
 // Config is a validated configuration.

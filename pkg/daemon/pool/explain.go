@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/sriov"
 	"github.com/podlace/podlace/pkg/strict"
 )
 
@@ -52,7 +53,8 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 			names[d.Address] = p.Name
 		}
 	}
-	verdicts := c.matchAll(newNode(s, env))
+	n := newNode(s, env)
+	verdicts := c.matchAll(n)
 	out := make([]Explanation, len(verdicts))
 	for i, v := range verdicts {
 		e := Explanation{Device: s.Devices[i].Address, Answers: v.answers}
@@ -60,16 +62,29 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 		case v.whyBusy != "":
 			e.Reason = "not offered: " + v.whyBusy
 		case v.resource < 0:
-			e.Reason = "not offered: no resource matches"
+			e.Reason = "not offered: " + whyUnmatched(v.answers)
 		case len(c.Resources[v.resource].Unserved) > 0:
 			r := &c.Resources[v.resource]
 			e.Reason = fmt.Sprintf("not offered: %s in line %d matches it but is not served: %s", r.FullName(), r.Line, r.Unserved[0].Text)
 		default:
 			e.Reason = "offered: " + v.answers[v.resource].Reason
+			if why, _ := sriov.Refusal(n.subjects[i].Device, *n.subjects[i].pf); why != "" {
+				e.Reason += "; the plugin sriov refuses it: " + why
+			}
 		}
 		out[i] = e
 	}
 	return out
+}
+
+// whyUnmatched returns why no resource has a device: what the first one says of which the device meets a selector.
+func whyUnmatched(answers []Answer) string {
+	for _, a := range answers {
+		if slices.ContainsFunc(a.Selectors, func(s selectorAnswer) bool { return s.Met }) {
+			return a.Reason
+		}
+	}
+	return "no resource matches"
 }
 
 // verdict is the assignment of one device to a resource.
@@ -108,10 +123,14 @@ func (c *Config) matchAll(n *node) []verdict {
 // or -1.
 func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
 	d.bindTo = r.Driver
-	a, selector := Answer{Place: r.Place, Resource: r.FullName()}, -1
+	a, selector, unnamed := Answer{Place: r.Place, Resource: r.FullName()}, -1, d.HasNoPF() && len(r.Selectors) == 0
 	for i, s := range r.Selectors {
 		a.Selectors = append(a.Selectors, s.answerFor(d))
-		if a.Selectors[i].Met && selector < 0 {
+		switch {
+		case !a.Selectors[i].Met || selector >= 0:
+		case d.HasNoPF() && !s.names():
+			unnamed = true
+		default:
 			selector = i
 		}
 	}
@@ -120,8 +139,12 @@ func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
 		a.Reason = r.Unserved[0].Text
 	case r.UnknownNUMA == unknownExclude && n.multiNUMA() && !n.nodeKnown(&d.Device):
 		a.Reason = "its NUMA node is unknown, and unknownNuma is exclude"
+	case unnamed && selector < 0:
+		a.Reason = "it has no PF, which requires a selector that names it by vendors and devices, or by pciAddresses"
 	case len(r.Selectors) > 0 && selector < 0:
 		a.Reason = whyUnmet(a.Selectors)
+	case d.HasNoPF() && r.whyNeedsPF(d) != "":
+		a.Reason = r.whyNeedsPF(d)
 	default:
 		if a.Reason = c.whyNotWhole(r, selector, d); a.Reason == "" {
 			a.Matches, a.Reason = true, r.whyMet(selector)
@@ -138,6 +161,27 @@ func (s *selector) answerFor(d subject) selectorAnswer {
 		a.Checks = append(a.Checks, check)
 	}
 	return a
+}
+
+// names reports whether the selector names devices by vendor and device ID, or by address.
+func (s *selector) names() bool {
+	has := func(key string) bool {
+		return slices.ContainsFunc(s.Conditions, func(c condition) bool { return c.Name == key })
+	}
+	return has("pciAddresses") || has("vendors") && has("devices")
+}
+
+// whyNeedsPF returns why a function without a PF cannot have the settings of a resource, or "".
+func (r *Resource) whyNeedsPF(d subject) string {
+	driver := r.Driver
+	if r.VF != nil {
+		driver = cmp.Or(r.VF.Driver, driver)
+	}
+	key := r.VF.NeedsPF(pci.IsUserspace(cmp.Or(driver, d.Driver)))
+	if key == "" {
+		return ""
+	}
+	return fmt.Sprintf("it has no PF, which alone can set %s %s of vf", key, r.VF.Text(key))
 }
 
 // whyUnmet returns why a device meets none of the selectors.

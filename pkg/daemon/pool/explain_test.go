@@ -4,6 +4,7 @@ package pool
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,7 +40,8 @@ func TestExplain(t *testing.T) {
 	c := mustParse(t, `{"resourceList":[
 		{"resourceName":"x","selectors":[{"pfNames":["ens1f0#0-1"],"drivers":["iavf"]},{"numaNodes":[1],"isRdma":true}]},
 		{"resourceName":"y","unknownNuma":"exclude","selectors":{"vendors":["8086"],"linkTypes":["ether"]}},
-		{"resourceName":"z","splitByNuma":true,"hosts":["gpu-*"],"selectors":{"acpiIndexes":["101"]}}]}`)
+		{"resourceName":"z","splitByNuma":true,"hosts":["gpu-*"],"selectors":{"acpiIndexes":["101"]}},
+		{"resourceName":"lone","selectors":{"pciAddresses":["0000:40:00.0"]}}]}`)
 	const first, second = "  resourceList[0].selectors[0].", "  resourceList[0].selectors[1]."
 	const third, fourth = "  resourceList[1].selectors.", "  resourceList[2].selectors."
 	for name, want := range map[string][]string{
@@ -50,27 +52,38 @@ func TestExplain(t *testing.T) {
 			second + "numaNodes want 1, found 0: no", second + "isRdma want true, found false: no",
 			"intel.com/y: already taken by intel.com/x in line 2",
 			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
-			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
-		"u0": {"not offered: no resource matches",
+			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no",
+			"intel.com/lone: pciAddresses is 0000:10:01.1, not 0000:40:00.0",
+			"  resourceList[3].selectors.pciAddresses want 0000:40:00.0, found 0000:10:01.1: no"},
+		"u0": {"not offered: its NUMA node is unknown, and unknownNuma is exclude",
 			"intel.com/x: meets no selector",
 			first + "pfNames want ens1f0#0-1, found ens5f0#0: no", first + "drivers want iavf, found vfio-pci: no",
 			second + "numaNodes want 1, found -1: no", second + "isRdma want true, found false: no",
 			"intel.com/y: its NUMA node is unknown, and unknownNuma is exclude",
 			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
-			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
+			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no",
+			"intel.com/lone: pciAddresses is 0000:50:01.0, not 0000:40:00.0",
+			"  resourceList[3].selectors.pciAddresses want 0000:40:00.0, found 0000:50:01.0: no"},
 		"A": {"not offered: a PF with VFs",
 			"intel.com/x: meets no selector",
 			first + "pfNames want ens1f0#0-1, found ens1f0: no", first + "drivers want iavf, found ice: no",
 			second + "numaNodes want 1, found 0: no", second + "isRdma want true, found false: no",
 			"intel.com/y: a PF with VFs",
 			"  resourceList[1].selectors is met", third + "vendors want 8086, found 8086: yes", third + "linkTypes want ether, found ether: yes",
-			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no"},
+			"intel.com/z: acpiIndexes is \"\", not 101", fourth + "acpiIndexes want 101, found : no",
+			"intel.com/lone: pciAddresses is 0000:10:00.0, not 0000:40:00.0",
+			"  resourceList[3].selectors.pciAddresses want 0000:40:00.0, found 0000:10:00.0: no"},
 	} {
 		if diff := cmp.Diff(want, explainDevice(c, name, Env{})); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
-	if got := explainDevice(c, "n", Env{})[0]; got != "intel.com/z_numa1 offered: meets resourceList[2].selectors" {
+	if got := explainDevice(c, "n", Env{}); got[0] != "intel.com/lone offered: meets resourceList[3].selectors" ||
+		!slices.Contains(got, "intel.com/z: it has no PF, which requires a selector that names it by vendors and devices, or by pciAddresses") {
+		t.Error(got)
+	}
+	busy := Env{InUse: map[string]string{"eno0": "has the address 10.0.0.1/24"}}
+	if got := explainDevice(c, "n", busy)[0]; got != "not offered: its interface eno0 has the address 10.0.0.1/24" {
 		t.Error(got)
 	}
 	if got := explainDevice(c, "n", Env{DefaultRoute: []string{"eno0"}})[0]; got != "not offered: its interface eno0 carries a default route" {
@@ -110,7 +123,7 @@ func TestFindings(t *testing.T) {
 			`2: resourceList[0].selectors.pfNames: no PF "ens9f0" on this node; PFs here: ens1f0, ens1f1, ib2f0, ens3f0, ens5f0`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pfNames":["ens1f0#1,62-64"]}}]}`,
 			`1: resourceList[0].selectors.pfNames: ens1f0#1,62-64: no VF 64 on this node; ens1f0 supports at most 64`},
-		{`{"resourceList":[{"resourceName":"x","selectors":[{"rootDevices":["0000:99:00.0#1"]},{"rootDevices":["0000:40:00.0"]}]}]}`,
+		{`{"resourceList":[{"resourceName":"x","selectors":[{"rootDevices":["0000:99:00.0#1"]},{"rootDevices":["0000:10:00.0"]}]}]}`,
 			`1: resourceList[0].selectors[0].rootDevices: no root device "0000:99:00.0" on this node; PFs here: 0000:10:00.0, 0000:10:00.1, 0000:20:00.0, 0000:30:00.0, 0000:50:00.0`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"pciAddresses":["0000:99:00.0","0000:10:01.0"]}}]}`,
 			`1: resourceList[0].selectors.pciAddresses: no device 0000:99:00.0 on this node; 'podlace sriov ls' lists the devices`},
@@ -123,7 +136,9 @@ func TestFindings(t *testing.T) {
 		{`{"resourceList":[{"resourceName":"x","splitByNuma":true,"selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all","selectors":{"vendors":["8086"]}}]}`, ""},
 		{`{"resourceList":[{"resourceName":"x","unknownNuma":"all"}]}`,
-			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: the resource takes every remaining network device"},
+			"1: resourceList[0]: resource intel.com/x: a selector is missing or empty: the resource takes every remaining network device\n" +
+				"1: resourceList[0]: resource intel.com/x: the plugin sriov refuses 2 devices, first 0000:20:01.0: " +
+				`setting the GUID and the partition keys of an InfiniBand VF is not supported: attach such VFs with ib-sriov under Multus, or offer only "linkTypes": ["ether"]`},
 		{`{"resourceList":[{"resourceName":"x","selectors":{"vendors":["ffff"]}}]}`,
 			"1: resourceList[0].selectors.vendors: no device on this node has ffff; values found: 14e4, 15b3, 8086\n" +
 				"1: resourceList[0]: resource intel.com/x: no device on this node matches"},

@@ -22,6 +22,10 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []strict.Problem {
 		}
 		f.reportSelectors(&c.Resources[i])
 		f.reportDevices(i)
+		f.reportRefused(i)
+	}
+	if s.ExclusiveRDMA {
+		f.Notes = append(f.Notes, c.WithExclusiveRDMA()...)
 	}
 	for i := range c.PFs {
 		f.reportPF(i)

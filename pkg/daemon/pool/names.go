@@ -21,8 +21,8 @@ var (
 	splitForm  = regexp.MustCompile(`^(.+)(_numa[0-9]+|_nonuma)$`)
 )
 
-// Limits for the names of extended resources, which must be valid also with the prefix "requests.", by which a Kubernetes quota refers
-// to them.
+// Limits for the names of extended resources. The names must be valid also with the prefix "requests.", which they have in a Kubernetes
+// quota.
 const (
 	maxName   = 63
 	maxPrefix = 253 - len("requests.")

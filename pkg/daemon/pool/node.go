@@ -5,6 +5,7 @@ package pool
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
 )
@@ -13,6 +14,8 @@ import (
 type Env struct {
 	// DefaultRoute contains the names of the interfaces with a default route.
 	DefaultRoute []string
+	// InUse says of interfaces why the node itself uses them. A function without a PF may be its uplink or the path to its storage.
+	InUse map[string]string
 	// Last has the attributes of each device as they were while its interface was on the node. Selectors use them while it is in a pod,
 	// unless the driver has changed.
 	Last map[pci.Address]pci.Device
@@ -70,7 +73,7 @@ func (n *node) index(a pci.Address) (int, bool) {
 
 func (n *node) pfs(names func(subject) []string) (out []string) {
 	for _, d := range n.subjects {
-		if !d.IsVF() && d.TotalVFs > 0 {
+		if d.IsPF() {
 			out = append(out, names(d)...)
 		}
 	}
@@ -96,6 +99,16 @@ func (c *Config) whyBusy(n *node, i int) string {
 			return why
 		}
 	}
+	if d.HasNoPF() {
+		if strings.HasPrefix(d.Driver, "virtio") {
+			return "the kernel does not say which interface of a pod belongs to a virtio card"
+		}
+		for _, name := range d.Interfaces {
+			if why := n.env.InUse[name]; why != "" {
+				return "its interface " + name + " " + why
+			}
+		}
+	}
 	return n.defaultRoute(d)
 }
 
@@ -116,7 +129,7 @@ func (c *Config) whyReserved(d subject) string {
 		return "a PF that will get VFs, as configured in " + entry.Key
 	case d.Unreadable != "":
 		return "it cannot be read: " + d.Unreadable
-	case d.TotalVFs > 0 && !entry.Offer:
+	case d.IsPF() && !entry.Offer:
 		return fmt.Sprintf("a PF without VFs (it supports %d); to offer the PF itself, set offerPf in its entry of pfs", d.TotalVFs)
 	}
 	return ""

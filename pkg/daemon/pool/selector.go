@@ -59,7 +59,11 @@ func (r *reader) selectorKeys(s *selector) strict.Fields {
 		"acpiIndexes": texts(acpiIndex, func(d subject) string { return d.ACPIIndex }),
 		"pfNames":     func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(interfaceName)), "PF", pfName}) },
 		"rootDevices": func(v strict.Value) { s.add(v, pfTest{listOf(r, v, rangeOf(pciAddress)), "root device", rootDevice}) },
-		"linkTypes":   texts(linkType, func(d subject) string { return d.LinkType }),
+		"linkTypes": func(v strict.Value) {
+			types := listOf(r, v, linkType)
+			r.noteInfiniBand(v, types)
+			s.add(v, textTest{types, func(d subject) string { return d.LinkType }, nil})
+		},
 		"numaNodes": func(v strict.Value) {
 			s.add(v, textTest{listOf(r, v, numaNode), func(d subject) string { return strconv.Itoa(d.NUMANode) }, absentNode})
 		},

@@ -60,6 +60,8 @@ func Scan(sysfs string) (s *pci.Snapshot, env pool.Env, err error) {
 		return nil, env, err
 	}
 	defer host.Close()
-	env.DefaultRoute, err = host.Uplinks()
+	if env.DefaultRoute, err = host.Uplinks(); err == nil {
+		env.InUse, err = host.InUse()
+	}
 	return s, env, err
 }

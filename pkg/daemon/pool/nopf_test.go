@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/pcitest"
+)
+
+// TestUplinkNeverOffered checks that a function without a PF that the node uses is in no pool, however the configuration names it.
+func TestUplinkNeverOffered(t *testing.T) {
+	for _, why := range []string{"has the address 10.0.0.1/24", "has a route", "is a port of br0", "is the lower interface of eno0.5"} {
+		for _, api := range []string{"device-plugin", "dra"} {
+			for _, selectors := range []string{"", `,"selectors":{}`, `,"selectors":{"pciAddresses":["0000:40:00.0"]}`,
+				`,"selectors":[{"vendors":["14e4"],"devices":["1592"]},{"pfNames":["eno0"]},{"rootDevices":["0000:40:00.0"]}]`} {
+				for _, pfs := range []string{"", `,"pfs":[{"pfName":"eno0","numVfs":0,"offerPf":true}]`} {
+					c := mustParse(t, fmt.Sprintf(`{"resourceList":[{"resourceName":"r","api":%q%s}]%s}`, api, selectors, pfs))
+					env := Env{InUse: map[string]string{"eno0": why}}
+					if got := formatPools(Assign(c, workerMachine(), env)); strings.Contains(got+" ", " n ") {
+						t.Errorf("%s %s %s, %s: %s", api, selectors, pfs, why, got)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestVirtioNeverOffered(t *testing.T) {
+	s := workerMachine()
+	for i := range s.Devices {
+		if s.Devices[i].HasNoPF() {
+			s.Devices[i].Driver = "virtio-pci"
+		}
+	}
+	c := mustParse(t, `{"resourceList":[{"resourceName":"r","selectors":{"pciAddresses":["0000:40:00.0"]}}]}`)
+	if got := formatPools(Assign(c, s, Env{})); got != "r:" {
+		t.Error(got)
+	}
+}
+
+// TestSettingsWithoutPF checks that a resource offers no function without a PF if its settings need one, and that Explain says so.
+func TestSettingsWithoutPF(t *testing.T) {
+	for _, s := range pcitest.SettingsWithoutPF() {
+		for driver, key := range map[string]string{"": s.Interface, `"driver":"vfio-pci",`: s.Userspace} {
+			text := fmt.Sprintf(`{"resourceList":[{"resourceName":"r","api":"dra",%s"selectors":{"pciAddresses":["0000:40:00.0"]},"vf":{%s}}]}`,
+				driver, s.JSON)
+			if strings.Contains(s.JSON, `"mac"`) { // a resource cannot set it
+				continue
+			}
+			got := explainDevice(mustParse(t, text), "n", Env{})[0]
+			want := "intel.com/r offered: meets resourceList[0].selectors"
+			if key != "" {
+				want = "not offered: it has no PF, which alone can set " + key
+			}
+			if !strings.HasPrefix(got, want) {
+				t.Errorf("%s, %s: %s, want %s", s.JSON, driver, got, want)
+			}
+		}
+	}
+}

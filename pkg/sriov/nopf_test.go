@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/vfconfig"
+)
+
+// newGuest returns a lab whose node is a virtual machine: vf0 is there without its PF.
+func newGuest(t *testing.T, keys ...any) testLab {
+	t.Helper()
+	l := newLab(t, keys...)
+	pcitest.Passthrough(t, l.sriov.sysfs, vf0)
+	l.allocate(vf0)
+	return l
+}
+
+// TestWithoutPF checks that a pod gets a function without a PF with all that needs none, and that DEL restores it.
+func TestWithoutPF(t *testing.T) {
+	kerneltest.Slow(t)
+	l := newGuest(t, "ifName", "fast{index}", "ipam", object{"type": "host-local", "subnet": "10.7.0.0/24"}, "reportIPs", true, "mtu", 1300,
+		"mac", "02:00:00:00:00:07")
+	a := l.add("a")
+	i := a.result.Interfaces
+	if len(i) != 2 || i[1].Name != "fast1" || i[1].Mac != "02:00:00:00:00:07" || i[1].Mtu != 1300 || i[1].PciID != vf0 ||
+		len(a.result.IPs) != 2 || a.result.IPs[1].Address.String() != "10.7.0.2/24" {
+		t.Errorf("%+v", a.result)
+	}
+	l.OK(a.check())
+	l.del("a")
+}
+
+// TestSettingsWithoutPF checks that ADD refuses the settings of the table before any change.
+func TestSettingsWithoutPF(t *testing.T) {
+	kerneltest.Slow(t)
+	l := newGuest(t)
+	for _, s := range pcitest.SettingsWithoutPF() {
+		for driver, key := range map[string]string{"": s.Interface, "vfio-pci": s.Userspace} {
+			if driver != "" && key == "" { // needs a kernel that binds it
+				continue
+			}
+			c := &vfconfig.Config{}
+			must(t, json.Unmarshal([]byte("{"+s.JSON+"}"), c))
+			l.allocate(vf0)
+			(*l.devices)[0].Config = c
+			var keys []any
+			if driver != "" {
+				keys = []any{"driver", driver}
+			}
+			if o := l.Call("ADD", "a", keys...); key != "" {
+				l.Fails(o, plugin.CodeKernelFeature, "cannot set "+key+" ")
+				l.Fails(o, plugin.CodeKernelFeature, ": function "+vf0+" has no PF on this node, which alone can set it")
+			} else {
+				l.OK(o)
+			}
+			l.del("a")
+		}
+	}
+	l.allocate(vf0)
+	l.Fails(l.Call("ADD", "a", "spoofchk", "on"), plugin.CodeKernelFeature, `cannot set spoofchk: function `+vf0+" has no PF")
+	l.del("a")
+}
+
+// TestFunctionInUse checks that ADD takes no function without a PF from the node that uses it, although the device plugin handed it out.
+func TestFunctionInUse(t *testing.T) {
+	kerneltest.Slow(t)
+	l := newGuest(t)
+	link := l.link("ens0f0v0")
+	prefix := netip.MustParsePrefix("192.0.2.7/24")
+	undo := func(f func() error) func() { return func() { must(t, f()) } }
+	for says, use := range map[string]func() func(){
+		"ens0f0v0 has the address 192.0.2.7/24": func() func() {
+			must(t, l.host.AddAddress(link, prefix, false))
+			return undo(func() error { return l.host.DelAddress(link, prefix) })
+		},
+		"ens0f0v0 has a route": func() func() {
+			must(t, l.host.SetUp(link), l.host.AddRoute(link, kernel.Route{Dst: netip.MustParsePrefix("203.0.113.128/25")}))
+			return undo(func() error { return l.host.SetDown(link) })
+		},
+	} {
+		after := use()
+		o := l.Call("ADD", "a")
+		after()
+		l.Fails(o, plugin.CodeDevice, "PCI function "+vf0+" is in use on the node: "+says)
+		if !strings.Contains(string(o.Stdout), "exclude the VF by the selectors") {
+			t.Errorf("no hint: %s", o.Stdout)
+		}
+		l.del("a")
+	}
+}
