@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/podlace/podlace/integration/kerneltest"
@@ -16,7 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// TestLeftovers removes the bridge, the tables, the lease folder, the index and libcni's results of Podlace's network. A bridge with a port
+// TestLeftovers removes the bridge, the tables, the lease folder and libcni's results of Podlace's network. A bridge with a port
 // or of another network, and a lease folder with a lease, stay.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
@@ -35,7 +36,9 @@ func TestLeftovers(t *testing.T) {
 		return list[0]
 	}
 	ours := network("left", `{"type": "podlace-bridge", "bridge": "left0", "ipam": {"type": "host-local"}}`)
-	const leases = "/var/lib/cni/networks/left"
+	const leases, bootFile = "/var/lib/cni/networks/left", "/var/lib/cni/networks/left/podlace_boot"
+	const bridge, folder, results, tables = "removed the bridge left0", "removed " + leases, "removed /var/lib/cni/results/left-a-eth0",
+		"removed the nftables table bridge podlace_guard"
 	t.Cleanup(func() {
 		os.RemoveAll(leases)
 		_ = netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left0"}})
@@ -58,18 +61,24 @@ func TestLeftovers(t *testing.T) {
 		what, lease, stays string
 		port               bool
 		others             []reconcile.Network
+		says               []string
 	}{
-		{what: "all"},
-		{what: "a port", port: true, stays: "bridge"},
-		{what: "a lease", lease: "10.9.0.2", stays: leases},
-		{what: "flannel", others: []reconcile.Network{network("other", `{"type": "flannel"}`)}, stays: "bridge"},
-		{what: "its bridge", others: []reconcile.Network{network("bridge", `{"type": "bridge", "bridge": "left0"}`)}, stays: "bridge"},
-		{what: "another bridge", others: []reconcile.Network{network("own", `{"type": "bridge", "bridge": "own0"}`)}},
-		{what: "the same name", others: []reconcile.Network{network("left", `{"type": "ptp"}`)}, stays: leases + " /var/lib/cni/results/left-a-eth0"},
+		{what: "all", says: []string{bridge, folder, results, tables}},
+		{what: "a port", port: true, stays: "bridge", says: []string{"the bridge left0 stays: it has the ports port0", folder, results, tables}},
+		{what: "a lease", lease: "10.9.0.2", stays: leases, says: []string{bridge, results, tables}},
+		{what: "flannel", others: []reconcile.Network{network("other", `{"type": "flannel"}`)}, stays: "bridge",
+			says: []string{"the bridge left0 stays: " + filepath.Join(dir, "other/a.conflist") + " may use it", folder, results, tables}},
+		{what: "its bridge", others: []reconcile.Network{network("bridge", `{"type": "bridge", "bridge": "left0"}`)}, stays: "bridge",
+			says: []string{"the bridge left0 stays: " + filepath.Join(dir, "bridge/a.conflist") + " may use it", folder, results, tables}},
+		{what: "another bridge", others: []reconcile.Network{network("own", `{"type": "bridge", "bridge": "own0"}`)},
+			says: []string{bridge, folder, results, tables}},
+		{what: "the same name", others: []reconcile.Network{network("left", `{"type": "ptp"}`)}, stays: leases + " /var/lib/cni/results/left-a-eth0",
+			says: []string{bridge, tables}},
 	} {
 		_ = netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left0"}})
 		put(leases+"/last_reserved_ip.0", "10.9.0.1")
 		put(leases+"/lock", "")
+		put(bootFile, "x")
 		if c.lease != "" {
 			put(filepath.Join(leases, c.lease), "a\r\neth0")
 		}
@@ -88,6 +97,12 @@ func TestLeftovers(t *testing.T) {
 		kerneltest.Must(t, Leftovers([]reconcile.Network{ours}, c.others, func(text string) { said = append(said, text) }))
 		if got := strings.Join(there(), " "); got != c.stays {
 			t.Errorf("%s: %s stays, want %s; it said %q", c.what, got, c.stays, said)
+		}
+		if diff := cmp.Diff(c.says, said); diff != "" {
+			t.Errorf("%s: (-want +said)\n%s", c.what, diff)
+		}
+		if _, err := os.Stat(bootFile); err == nil && c.lease == "" {
+			t.Errorf("%s: %s stays", c.what, bootFile)
 		}
 		_ = netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0"}})
 		kerneltest.Must(t, os.RemoveAll(leases), os.RemoveAll("/var/lib/cni/results"))
