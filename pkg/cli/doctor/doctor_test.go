@@ -133,6 +133,9 @@ func TestSecondNetwork(t *testing.T) {
 	l := newLab(t)
 	l.write("net.d/20-lan.conflist", strings.Replace(ours, `"pods"`, `"lan"`, 1))
 	l.pod("a", ours)
+	l.machine("/var/lib/cni/networks/lan/10.91.0.2", "a\r\nnet1")
+	l.machine("/var/lib/cni/results/lan-a-net1", `{"kind": "cniCacheV1", "containerId": "a", "ifName": "net1", "networkName": "lan", "netns": "`+
+		kerneltest.NewPod(t).Path+`", "result": {"cniVersion": "1.0.0"}}`)
 	found, err := Examine(l.Options, "conflist")
 	if err != nil || len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].What, `takes "pods" in `) {
 		t.Errorf("%+v, %v", found, err)
