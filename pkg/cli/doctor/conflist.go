@@ -244,7 +244,7 @@ func (n *node) status() (found []Finding) {
 			}
 			found = append(found, Finding{Level: Error, Code: code, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
 				Consequence: "containerd from 2.0 and CRI-O report the node NotReady",
-				Command:     "podlace explain " + string(cmp.Or(code, "status"))})
+				Command:     addressesCommand(err, "podlace explain "+string(cmp.Or(code, "status")))})
 		}
 	}
 	return found
