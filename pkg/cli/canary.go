@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,18 +24,16 @@ import (
 	"github.com/podlace/podlace/pkg/cli/doctor"
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/strict"
 )
 
 const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for one pod on this node, as
 the runtime does. Use it after an upgrade or a change of the configuration. The node
 must reach a server in the pod, by the pod's addresses and by a hostPort, and limits of
 20 Mbit/s must hold. What the configuration has no plugin for is not tried, and the
-last line says so: CRI-O, for example, can map hostPorts itself. Nor is traffic if
-bridge has no isGateway. The pod is removed at the end, also after a failure. It exists
-for about a second.
+last line says so: CRI-O, for example, can map hostPorts itself. The pod is removed at
+the end, also after a failure. It exists for about a second.
 
-Exit status: 0 if all that was tried works, 1 if a step failed, 2 if the command could not run.`
+Exit status: 0 if what was tried works, 1 if a step failed, 2 if it could not run.`
 
 const canaryExample = `  podlace canary
   podlace canary || echo 'put the old version back'
@@ -120,11 +118,15 @@ func (f canaryFlags) test(ctx context.Context, list *chain.List, notes []string,
 	c := canary{testPod: pod, notes: notes}
 	err = errors.Join(c.test(ctx), c.remove(ctx))
 	printed := printAs(f.output, stdout, pod.calls, func() {
+		last := "canary: ok"
 		for _, note := range c.notes {
 			fmt.Fprintln(stdout, note)
+			if feature, _, ok := strings.Cut(note, ": not tried"); ok {
+				last += ", without " + feature
+			}
 		}
 		if err == nil {
-			fmt.Fprintln(stdout, strings.Join(append([]string{"canary: ok"}, c.untried...), ", without "))
+			fmt.Fprintln(stdout, last)
 		}
 	})
 	if err != nil {
@@ -140,14 +142,7 @@ const canaryLimit = 20_000_000
 // canary is the pod of 'podlace canary'.
 type canary struct {
 	*testPod
-	untried []string // such as "limit"
-	notes   []string
-}
-
-// skip notes that a feature is not tried.
-func (c *canary) skip(feature, why string) {
-	c.untried = append(c.untried, feature)
-	c.notes = append(c.notes, feature+": not tried, because "+why)
+	notes []string // among others, what was not tried
 }
 
 // test runs ADD and CHECK, and tries what the pod promises.
@@ -182,7 +177,7 @@ func (c *canary) hasCapability(capability, feature string) bool {
 	if c.chain.Provides(capability) {
 		return true
 	}
-	c.skip(feature, "no plugin of the configuration has the capability "+capability)
+	c.notes = append(c.notes, feature+": not tried, because no plugin of the configuration has the capability "+capability)
 	return false
 }
 
@@ -200,7 +195,7 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 	for _, addr := range pod {
 		err := ask(ctx, netip.AddrPortFrom(addr, podPort))
 		if err != nil && c.isIsolated(addr) {
-			c.skip("traffic", fmt.Sprintf("no link of the node has an address in the subnet of the pod's address %s (isGateway): %v", addr, err))
+			c.notes = append(c.notes, fmt.Sprintf("traffic: not tried, because no link of the node is in the subnet of %s (isGateway): %v", addr, err))
 			return nil
 		}
 		if err != nil {
@@ -208,7 +203,7 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 		}
 	}
 	if len(pod) == 0 {
-		c.skip("traffic", "the configuration gives no addresses")
+		c.notes = append(c.notes, "traffic: not tried, because the configuration gives no addresses")
 		return nil
 	}
 	for _, m := range c.Ports {
@@ -230,23 +225,9 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 func (c *canary) isIsolated(pod netip.Addr) bool {
 	own, err := net.InterfaceAddrs()
 	isNear := func(a net.Addr) bool { p, ok := a.(*net.IPNet); return ok && p.Contains(pod.AsSlice()) }
-	isBridged := false
-	for _, p := range c.chain.List.Plugins {
-		for _, part := range plugin.Parts(p.Bytes) {
-			isBridged = isBridged || part.Kind == "bridge" && !asksForGateway(part.Config)
-		}
-	}
-	return err == nil && isBridged && !slices.ContainsFunc(own, isNear)
+	isBridged := func(name string) bool { return plugin.Runs(name, "bridge") && !asksForGateway.Match(c.chain.List.Bytes) }
+	return err == nil && slices.ContainsFunc(chain.PluginsOf(c.chain.List), isBridged) && !slices.ContainsFunc(own, isNear)
 }
 
-// asksForGateway reports whether a configuration of bridge sets isGateway or isDefaultGateway, perhaps misspelt.
-func asksForGateway(config []byte) bool {
-	var keys map[string]any
-	_ = json.Unmarshal(config, &keys) // ADD has read it
-	for key, value := range keys {
-		if value == true && strict.Nearest(key, []string{"isGateway", "isDefaultGateway"}) != "" {
-			return true
-		}
-	}
-	return false
-}
+// asksForGateway matches isGateway and isDefaultGateway, perhaps misspelt.
+var asksForGateway = regexp.MustCompile(`(?i)"is\w*gat\w*"\s*:\s*true`)

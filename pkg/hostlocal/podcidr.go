@@ -23,11 +23,11 @@ const (
 
 // podCIDRError says that the node's CIDRs are missing or wrong, so the network's configuration is not the cause.
 func podCIDRError(err error) error {
-	return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, noPodCIDRError{err}), "as root: "+NodeFileCommand)
+	return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, noPodCIDRError{err}), "as root: "+WriteNodeFile)
 }
 
-// NodeFileCommand writes node.json with the CIDRs of the Node object NODE.
-const NodeFileCommand = `mkdir -p -m 700 ` + store.Root + ` && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > ` +
+// WriteNodeFile is the command that writes node.json with the CIDRs of the Node object NODE.
+const WriteNodeFile = `mkdir -p -m 700 ` + store.Root + ` && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > ` +
 	nodefile.Path + `.new && mv ` + nodefile.Path + `.new ` + nodefile.Path
 
 // NoPodCIDR reports whether an error disappears when the agent writes the file with the node's CIDRs.

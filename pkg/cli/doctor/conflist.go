@@ -57,7 +57,7 @@ func (n *node) conflist() (found []Finding) {
 	}
 	found = slices.Concat(found, n.defaultNetwork(), n.permissions())
 	if len(found) == 0 && len(n.networks) > 1 && !n.takesAll() {
-		return []Finding{{Level: OK, What: fmt.Sprintf("of several networks, the runtime takes %q in %s", n.networks[0].Name, n.networks[0].File)}}
+		return []Finding{{Level: OK, What: fmt.Sprintf("of all networks, the runtime takes %q in %s", n.networks[0].Name, n.networks[0].File)}}
 	}
 	return found
 }

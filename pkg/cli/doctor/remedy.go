@@ -100,7 +100,7 @@ func versionsText(versions map[string][]string) string {
 func addressesCommand(err error, other string) string {
 	switch {
 	case strings.Contains(err.Error(), nodefile.Path):
-		return "podlace-node status; without podlace-node, with the keys in conf/README.md: " + hostlocal.NodeFileCommand
+		return "podlace-node status; without podlace-node, with the keys in conf/README.md: " + hostlocal.WriteNodeFile
 	case strings.Contains(err.Error(), "lease folder"):
 		return "ls -ld " + hostlocal.DefaultDir + "/*"
 	}

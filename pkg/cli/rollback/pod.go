@@ -56,7 +56,7 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 	}
 	if rec, ok := records["bandwidth"]; ok {
 		if name, shared, _ := bandwidth.Device(rec); name != "" && !shared {
-			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name + ": it has one for each container"})
+			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name + ": it has one per container"})
 		}
 	}
 	return steps, nil
