@@ -225,11 +225,9 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 func (c *canary) isIsolated(pod netip.Addr) bool {
 	own, err := net.InterfaceAddrs()
 	isNear := func(a net.Addr) bool { p, ok := a.(*net.IPNet); return ok && p.Contains(pod.AsSlice()) }
-	isBridged := func(name string) bool {
-		return plugin.Runs(name, "bridge") && !asksForGateway.Match(c.chain.List.Bytes)
-	}
+	isBridged := func(name string) bool { return plugin.Runs(name, "bridge") && !gatewayKey.Match(c.chain.List.Bytes) }
 	return err == nil && slices.ContainsFunc(chain.PluginsOf(c.chain.List), isBridged) && !slices.ContainsFunc(own, isNear)
 }
 
-// asksForGateway matches isGateway and isDefaultGateway, perhaps misspelt.
-var asksForGateway = regexp.MustCompile(`(?i)"is\w*gat\w*"\s*:\s*true`)
+// gatewayKey matches a true isGateway and isDefaultGateway, perhaps misspelt.
+var gatewayKey = regexp.MustCompile(`(?i)"is\w*gat\w*"\s*:\s*true`)
