@@ -9,7 +9,7 @@ umask 022
 here=$(dirname "$0")
 # shellcheck source=scripts/receipt.sh
 . "$here/receipt.sh"
-sources=() targets=() copies=()
+sources=() targets=() copies=() same=()
 
 while [ $# -gt 0 ]; do
   from=$1 to=$2
@@ -46,6 +46,7 @@ plan() {
       echo "plan: $target: new"
     elif cmp -s "${sources[$i]}" "$target" && [ ! -L "$target" ]; then
       echo "plan: $target: unchanged"
+      same[i]=1
     elif ours "$target"; then
       echo "plan: $target: replaces another build of Podlace"
     else
@@ -89,7 +90,7 @@ install_all() {
     chmod "$mode" "$temp"
     mv -fT "$temp" "${targets[$i]}"
     trap - EXIT
-    echo "installed ${targets[$i]}"
+    [ -n "${same[i]:-}" ] || echo "installed ${targets[$i]}"
   done
 }
 

@@ -31,23 +31,27 @@ pods. Delete the pod of a file below /var/lib/cni/results, or the file if there 
   echo "${0##*/}: warning: $why" >&2
 fi
 
+# change DONE PLAN WHAT COMMAND...: runs the command and prints what it has done, or with DRYRUN=1 what it would do.
 change() {
-  echo "$1"
-  shift
-  [ -n "${DRYRUN:-}" ] || "$@"
+  if [ -n "${DRYRUN:-}" ]; then
+    echo "plan: $2 $3"
+    return
+  fi
+  "${@:4}"
+  echo "$1 $3"
 }
 
 remove() {
   local path=$1 file=$destdir$1 copy=${kept[$1]:+$destdir${kept[$1]}}
   if exists "$file" && { [ -L "$file" ] || [ "$(hash "$file")" != "${sum[$path]}" ]; }; then
-    echo "left $file: it changed since the installation"
+    change left leave "$file: it changed since the installation" :
     left=$((left + 1))
     return
   fi
   if [ -n "$copy" ] && exists "$copy"; then
-    change "restored $file from $copy" mv -fT "$copy" "$file"
+    change restored restore "$file from $copy" mv -fT "$copy" "$file"
   elif exists "$file"; then
-    change "removed $file" rm -f "$file"
+    change removed remove "$file" rm -f "$file"
   fi
   unset "sum[$path]" "kept[$path]"
 }

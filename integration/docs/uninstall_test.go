@@ -128,8 +128,11 @@ func TestPlanChangesNothing(t *testing.T) {
 	if diff := cmp.Diff(before, c.treeContent(t)); diff != "" {
 		t.Errorf("the plan of a removal changed files:\n%s", diff)
 	}
-	if want := "restored INTO/opt/cni/bin/bridge from INTO/opt/cni/bin/bridge.before-podlace\n"; !strings.Contains(out, want) {
-		t.Errorf("the plan lacks %q:\n%s", want, out)
+	if want := "plan: restore INTO/opt/cni/bin/bridge from INTO/opt/cni/bin/bridge.before-podlace\n"; !strings.Contains(out, want) || strings.Contains(out, "removed") {
+		t.Errorf("the plan lacks %q, or says that it removed something:\n%s", want, out)
+	}
+	if again := c.mustMake(t, "install"); strings.Contains(again, "installed INTO") {
+		t.Errorf("make install says that it installed unchanged files:\n%s", again)
 	}
 }
 

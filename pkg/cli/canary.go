@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,10 +30,10 @@ const canaryHelp = `Run ADD, CHECK and DEL of the installed configuration for on
 the runtime does. Use it after an upgrade or a change of the configuration. The node
 must reach a server in the pod, by the pod's addresses and by a hostPort, and limits of
 20 Mbit/s must hold. What the configuration has no plugin for is not tried, and the
-command says so: CRI-O, for example, can map hostPorts itself. The pod is removed at
+last line says so: CRI-O, for example, can map hostPorts itself. The pod is removed at
 the end, also after a failure. It exists for about a second.
 
-Exit status: 0 if all works, 1 if a step failed, 2 if the command could not run.`
+Exit status: 0 if what was tried works, 1 if a step failed, 2 if it could not run.`
 
 const canaryExample = `  podlace canary
   podlace canary || echo 'put the old version back'
@@ -117,11 +118,15 @@ func (f canaryFlags) test(ctx context.Context, list *chain.List, notes []string,
 	c := canary{testPod: pod, notes: notes}
 	err = errors.Join(c.test(ctx), c.remove(ctx))
 	printed := printAs(f.output, stdout, pod.calls, func() {
+		last := "canary: ok"
 		for _, note := range c.notes {
 			fmt.Fprintln(stdout, note)
+			if feature, _, ok := strings.Cut(note, ": not tried"); ok {
+				last += ", without " + feature
+			}
 		}
 		if err == nil {
-			fmt.Fprintln(stdout, "canary: ok")
+			fmt.Fprintln(stdout, last)
 		}
 	})
 	if err != nil {
@@ -137,7 +142,7 @@ const canaryLimit = 20_000_000
 // canary is the pod of 'podlace canary'.
 type canary struct {
 	*testPod
-	notes []string // what was not tried
+	notes []string // among others, what was not tried
 }
 
 // test runs ADD and CHECK, and tries what the pod promises.
@@ -172,7 +177,7 @@ func (c *canary) hasCapability(capability, feature string) bool {
 	if c.chain.Provides(capability) {
 		return true
 	}
-	c.notes = append(c.notes, fmt.Sprintf("%s: not tried, because no plugin of the configuration has the capability %s", feature, capability))
+	c.notes = append(c.notes, feature+": not tried, because no plugin of the configuration has the capability "+capability)
 	return false
 }
 
@@ -190,8 +195,7 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 	for _, addr := range pod {
 		err := ask(ctx, netip.AddrPortFrom(addr, podPort))
 		if err != nil && c.isIsolated(addr) {
-			c.notes = append(c.notes, fmt.Sprintf("traffic: the node did not reach the pod's address %s (%v), because no link of the node has "+
-				"an address in its subnet (isGateway); only ADD, CHECK and DEL were tried", addr, err))
+			c.notes = append(c.notes, fmt.Sprintf("traffic: not tried, because no link of the node is in the subnet of %s (isGateway): %v", addr, err))
 			return nil
 		}
 		if err != nil {
@@ -199,7 +203,7 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 		}
 	}
 	if len(pod) == 0 {
-		c.notes = append(c.notes, "addresses: not tried, because the configuration gives none")
+		c.notes = append(c.notes, "traffic: not tried, because the configuration gives no addresses")
 		return nil
 	}
 	for _, m := range c.Ports {
@@ -220,7 +224,10 @@ func (c *canary) tryTraffic(ctx context.Context, pod []netip.Addr) error {
 // isIsolated reports whether the node cannot reach the pod by its configuration: without isGateway, it has no address on the bridge.
 func (c *canary) isIsolated(pod netip.Addr) bool {
 	own, err := net.InterfaceAddrs()
-	isBridged := func(name string) bool { return plugin.Runs(name, "bridge") }
 	isNear := func(a net.Addr) bool { p, ok := a.(*net.IPNet); return ok && p.Contains(pod.AsSlice()) }
+	isBridged := func(name string) bool { return plugin.Runs(name, "bridge") && !gatewayKey.Match(c.chain.List.Bytes) }
 	return err == nil && slices.ContainsFunc(chain.PluginsOf(c.chain.List), isBridged) && !slices.ContainsFunc(own, isNear)
 }
+
+// gatewayKey matches a true isGateway and isDefaultGateway, perhaps misspelt.
+var gatewayKey = regexp.MustCompile(`(?i)"is\w*gat\w*"\s*:\s*true`)

@@ -106,11 +106,8 @@ func ask(ctx context.Context, target netip.AddrPort) error {
 
 // tryLimit returns an error if data flows into or out of the pod faster than the limit, in bits per second.
 func tryLimit(ctx context.Context, target netip.AddrPort, limit uint64) error {
-	for direction, request := range map[string]byte{"into": receiveRequest, "out of": sendRequest} {
-		var data []byte
-		if request == receiveRequest {
-			data = payload()
-		}
+	for direction, data := range map[string][]byte{"into": payload(), "out of": nil} {
+		request := map[bool]byte{true: sendRequest, false: receiveRequest}[data == nil]
 		began := time.Now()
 		answered, err := transfer(ctx, target, request, data)
 		took := time.Since(began)

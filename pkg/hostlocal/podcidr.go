@@ -23,10 +23,12 @@ const (
 
 // podCIDRError says that the node's CIDRs are missing or wrong, so the network's configuration is not the cause.
 func podCIDRError(err error) error {
-	err = plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, err)
-	return plugin.WithHint(noPodCIDRError{err}, `write the node's CIDRs down, as root: mkdir -p -m 700 %s && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > %s.new && mv %s.new %s`,
-		store.Root, nodefile.Path, nodefile.Path, nodefile.Path)
+	return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "ipam subnet %s: %w", usePodCIDR, noPodCIDRError{err}), "as root: "+WriteNodeFile)
 }
+
+// WriteNodeFile is the command that writes node.json with the CIDRs of the Node object NODE.
+const WriteNodeFile = `mkdir -p -m 700 ` + store.Root + ` && kubectl get node NODE -o jsonpath='{"{"}"podCIDRs":{.spec.podCIDRs}{"}"}' > ` +
+	nodefile.Path + `.new && mv ` + nodefile.Path + `.new ` + nodefile.Path
 
 // NoPodCIDR reports whether an error disappears when the agent writes the file with the node's CIDRs.
 func NoPodCIDR(err error) bool { return errors.As(err, new(noPodCIDRError)) }

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -44,7 +43,6 @@ func TestSourceAddresses(t *testing.T) {
 
 // sourceRows returns the rows of the table: one for the paths of a client that have the same source address and the same exceptions.
 func sourceRows(paths []netPath) (rows []string) {
-	article := regexp.MustCompile(`\b(a|the) `)
 	targets, order := map[string][]string{}, []string{}
 	for _, p := range paths {
 		row := "| " + strings.Join([]string{p.client, "%s", p.describeSource(), p.exceptionsOf()}, " | ") + " |"
@@ -55,7 +53,7 @@ func sourceRows(paths []netPath) (rows []string) {
 	}
 	slices.SortStableFunc(order, func(a, b string) int { return strings.Compare(a[:strings.Index(a, "%s")], b[:strings.Index(b, "%s")]) })
 	for _, row := range order {
-		rows = append(rows, article.ReplaceAllString(fmt.Sprintf(row, strings.Join(targets[row], "; ")), ""))
+		rows = append(rows, fmt.Sprintf(row, strings.Join(targets[row], "; ")))
 	}
 	return rows
 }

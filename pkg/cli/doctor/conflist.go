@@ -42,21 +42,33 @@ func (n *node) conflist() (found []Finding) {
 			Consequence: "runtimes skip it; CRI-O and old versions of containerd stop at it",
 			Command:     "correct the file, or rename it so that it does not end in .conf, .conflist or .json"})
 	}
-	ours := slices.IndexFunc(n.networks, isOurs)
 	switch {
-	case ours < 0:
+	case !slices.ContainsFunc(n.networks, isOurs):
 		found = append(found, Finding{Level: Error, Code: "no-network", What: noNetwork, Evidence: n.listNetworks(),
 			Consequence: "pods get another network, or none",
 			Command:     n.conflistCommand("install -m 600 ")})
-	case ours > 0 && !n.takesAll():
-		first := n.networks[0]
-		found = append(found, Finding{Level: Error, Code: "other-network", What: "the runtime takes another configuration than Podlace's",
-			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, n.networks[ours].File),
+	case n.hidden() > 0 && !n.takesAll():
+		first, hidden := n.networks[0], n.networks[n.hidden()]
+		found = append(found, Finding{Level: map[bool]Level{true: Warning, false: Error}[isOurs(first)], Code: "other-network",
+			What:        fmt.Sprintf("the runtime does not take the network %q", hidden.Name),
+			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, hidden.File),
 			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
 			Command:     fmt.Sprintf("mv %s %s.unused", first.File, first.File)})
 	}
-	found = append(found, n.defaultNetwork()...)
-	return append(found, n.permissions()...)
+	found = slices.Concat(found, n.defaultNetwork(), n.permissions())
+	if len(found) == 0 && len(n.networks) > 1 && !n.takesAll() {
+		return []Finding{{Level: OK, What: fmt.Sprintf("of all networks, the runtime takes %q in %s", n.networks[0].Name, n.networks[0].File)}}
+	}
+	return found
+}
+
+// hidden returns the index of a network that the first file hides, or 0. Behind a network with a main plugin of ours, that is only one with
+// our shipped name or with running pods whose default interface it made, because other networks may be there for Multus.
+func (n *node) hidden() int {
+	return 1 + slices.IndexFunc(n.networks[1:], func(net reconcile.Network) bool {
+		hasPod := func(a *reconcile.Attachment) bool { return a.Network == net.Name && a.IfName == "eth0" }
+		return isOurs(net) && (!isOurs(n.networks[0]) || net.Name == "podlace" || slices.ContainsFunc(n.attachmentsIn(reconcile.Alive), hasPod))
+	})
 }
 
 func (n *node) listNetworks() string {
@@ -232,7 +244,7 @@ func (n *node) status() (found []Finding) {
 			}
 			found = append(found, Finding{Level: Error, Code: code, What: fmt.Sprintf("network %q is not ready", net.Name), Evidence: err.Error(),
 				Consequence: "containerd from 2.0 and CRI-O report the node NotReady",
-				Command:     "podlace explain " + string(cmp.Or(code, "status"))})
+				Command:     addressesCommand(err, "podlace explain "+string(cmp.Or(code, "status")))})
 		}
 	}
 	return found

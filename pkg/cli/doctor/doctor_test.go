@@ -128,6 +128,20 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
+// TestSecondNetwork: a network behind the one that pods get is no problem, because Multus may use it.
+func TestSecondNetwork(t *testing.T) {
+	l := newLab(t)
+	l.write("net.d/20-lan.conflist", strings.Replace(ours, `"pods"`, `"lan"`, 1))
+	l.pod("a", ours)
+	l.machine("/var/lib/cni/networks/lan/10.91.0.2", "a\r\nnet1")
+	l.machine("/var/lib/cni/results/lan-a-net1", `{"kind": "cniCacheV1", "containerId": "a", "ifName": "net1", "networkName": "lan", "netns": "`+
+		kerneltest.NewPod(t).Path+`", "result": {"cniVersion": "1.0.0"}}`)
+	found, err := Examine(l.Options, "conflist")
+	if err != nil || len(found) != 1 || found[0].Level != OK || !strings.Contains(found[0].What, `takes "pods" in `) {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
 // breakage is a single problem of the node with the finding that doctor should report.
 type breakage struct {
 	check string
@@ -142,6 +156,13 @@ func conflistCases() map[string]breakage {
 			l.write("net.d/00-other.conflist", strings.Replace(strings.Replace(ours, `"pods"`,
 				`"other"`, 1), `"bridge", "bridge"`, `"flannel", "bridge"`, 1))
 		}, "00-other.conflist sorts before "},
+		"a copy first": {"conflist", func(l *lab) {
+			l.write("net.d/20-podlace.conflist", strings.Replace(ours, `"pods"`, `"podlace"`, 1))
+		}, `warning the runtime does not take the network "podlace" | `},
+		"another one before that of pods": {"conflist", func(l *lab) {
+			l.write("net.d/00-lan.conflist", strings.Replace(ours, `"pods"`, `"lan"`, 1))
+			l.pod("a", ours)
+		}, `warning the runtime does not take the network "pods" | `},
 		"only another one": {"conflist", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "flannel"}]}`)
 		}, `network "x" with flannel`},

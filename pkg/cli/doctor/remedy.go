@@ -96,13 +96,13 @@ func versionsText(versions map[string][]string) string {
 	return strings.Join(list, "; ")
 }
 
-// addressesCommand returns the remedy for an unusable range set of host-local.
-func addressesCommand(file string, err error) string {
+// addressesCommand returns the remedy for host-local's error, or another command if the error has a cause of its own.
+func addressesCommand(err error, other string) string {
 	switch {
 	case strings.Contains(err.Error(), nodefile.Path):
-		return "podlace-node status; a node without podlace-node needs " + nodefile.Path + ": see conf/README.md"
+		return "podlace-node status; without podlace-node, with the keys in conf/README.md: " + hostlocal.WriteNodeFile
 	case strings.Contains(err.Error(), "lease folder"):
 		return "ls -ld " + hostlocal.DefaultDir + "/*"
 	}
-	return "podlace validate " + file
+	return other
 }

@@ -22,9 +22,12 @@ func remedyCases() map[string]breakage {
 		}, "| Podlace has no plugin hostlocal: correct the type in "},
 		"not executable": {"binaries", func(l *lab) { os.Chmod(l.BinDir+"/bridge", 0o644) }, "/bin/bridge: permission denied | chmod 755 /"},
 		"empty folder":   {"conflist", func(l *lab) { os.Remove(l.ConfDir + "/10-podlace.conflist") }, "/net.d is empty | "},
+		"STATUS without node.json": {"status", func(l *lab) {
+			l.write("bin/bridge", strings.Replace(statusFails, "no room", "neither /run/podlace/node.json nor", 1))
+		}, "| podlace-node status; without podlace-node, "},
 		"no node.json": {"addresses", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", "usePodCidr", 1))
-		}, "| podlace-node status; a node without podlace-node needs /run/podlace/node.json"},
+		}, "| podlace-node status; without podlace-node, with the keys in conf/README.md: mkdir -p -m 700 /run/podlace && kubectl get node NODE "},
 		"lease folder": {"addresses", func(l *lab) {
 			os.RemoveAll("/var/lib/cni/networks/pods")
 			l.machine("/var/lib/cni/networks/pods", "")

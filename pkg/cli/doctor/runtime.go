@@ -253,10 +253,7 @@ func (n *node) runtimeFolders() (found []Finding) {
 }
 
 func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
-	file := r.File
-	if file == "" {
-		file = "its defaults"
-	}
+	file := cmp.Or(r.File, "its defaults")
 	if r.err != nil {
 		return unknown("the configuration of "+r.Name, r.err)
 	}

@@ -50,7 +50,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	if err != nil {
 		return []Finding{{Level: Error, Code: "addresses-unusable",
 			What: fmt.Sprintf("network %q has no usable addresses", net.Name), Evidence: err.Error(),
-			Consequence: "no pod of this network starts", Command: addressesCommand(net.File, err)}}
+			Consequence: "no pod of this network starts", Command: addressesCommand(err, "podlace validate "+net.File)}}
 	}
 	for _, u := range usage {
 		if float64(u.Leased)*100 < u.Size*fullAt {

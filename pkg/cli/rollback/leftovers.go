@@ -99,9 +99,8 @@ func bridgeName(conf []byte) string { return plugin.Plain(bridge.NameIn(conf), r
 func (l *leftovers) delTables() {
 	open, err := portmap.LoopbackOpen(l.host)
 	if err == nil && open {
-		if err = portmap.CloseLoopback(l.host); err == nil {
-			open = false
-		}
+		err = portmap.CloseLoopback(l.host)
+		open = err != nil
 	}
 	if open {
 		l.say(fmt.Sprintf("the table %s and route_localnet stay until the node boots: %v", nft.LoopbackTable, err))

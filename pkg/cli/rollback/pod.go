@@ -55,10 +55,8 @@ func (j *job) steps(key attachment.Key, siblings []attachment.Key, records map[s
 		steps = append(steps, more...)
 	}
 	if rec, ok := records["bandwidth"]; ok {
-		name, shared, _ := bandwidth.Device(rec)
-		if name != "" && !shared {
-			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name +
-				": it has one for each container"})
+		if name, shared, _ := bandwidth.Device(rec); name != "" && !shared {
+			steps = append(steps, attachment.Step{Text: "NOTE: the reference will not delete the device " + name + ": it has one per container"})
 		}
 	}
 	return steps, nil
@@ -72,12 +70,10 @@ func checkLegible(records map[string]attachment.Record) error {
 		"bandwidth": func(rec attachment.Record) error { _, _, err := bandwidth.Device(rec); return err },
 	}
 	for name, reader := range readers {
-		rec, ok := records[name]
-		if !ok {
-			continue
-		}
-		if err := reader(rec); err != nil {
-			return fmt.Errorf("record %s: %w: "+remedyHint, rec.Path(), err)
+		if rec, ok := records[name]; ok {
+			if err := reader(rec); err != nil {
+				return fmt.Errorf("record %s: %w: "+remedyHint, rec.Path(), err)
+			}
 		}
 	}
 	return nil

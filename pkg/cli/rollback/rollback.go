@@ -13,6 +13,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -117,6 +118,9 @@ func (j *job) checkReadable(all []networkRecords) error {
 // remedyHint is the hint for an unreadable record. DEL works without it by computing the names of the attachment's objects.
 const remedyHint = "have the runtime delete its pod, which removes the record too; when no pod is left that it could be of, remove the file"
 
+// ownValues matches values that the reference plugins refuse.
+var ownValues = regexp.MustCompile(`(?i)"ipMasq"\s*:\s*\{[^}]*\}|"mtu"\s*:\s*"auto"|"subnet"\s*:\s*"usePodCidr(IPv6)?"`)
+
 func (j *job) network(r networkRecords) {
 	for _, d := range r.unreadable {
 		j.printLine("network %s: record %s cannot be read by this version (%s), and its pod is not rewritten: "+remedyHint, r.network, d.Path(), d.Reason.Error())
@@ -128,6 +132,9 @@ func (j *job) network(r networkRecords) {
 		if kind := plugin.Kind(p.Type); kind != p.Type {
 			j.printLine("network %s: NOTE: the reference is not installed as %s: put %s in its place in %s", r.network, p.Type, kind, conf.File)
 		}
+	}
+	for _, value := range ownValues.FindAllString(string(conf.Text), -1) {
+		j.printLine("network %s: NOTE: the reference refuses %s: replace it in %s", r.network, strings.Join(strings.Fields(value), " "), conf.File)
 	}
 	keys := attachment.Sorted(r.found)
 	of := map[string][]attachment.Key{}

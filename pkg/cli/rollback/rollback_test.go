@@ -264,3 +264,23 @@ func ownTables(t *testing.T) (list []string) {
 	slices.Sort(list)
 	return list
 }
+
+// TestOwnValues: the output names each value that the reference plugins refuse.
+func TestOwnValues(t *testing.T) {
+	writeRecord(t, "portmap", "n", "own", "/run/netns/none", plugin.Pod{}, map[string]any{})
+	for text, want := range map[string][]string{
+		`{"ipMasq": true, "mtu": 1400, "subnet": "10.1.0.0/16"}`:       nil,
+		"{\"ipMasq\": {\n  \"v6\": false\n}, \"mtu\" :\"auto\"}":       {`"ipMasq": { "v6": false }`, `"mtu" :"auto"`},
+		`[[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]`: {`"subnet": "usePodCidr"`, `"subnet": "usePodCidrIPv6"`},
+	} {
+		out, err := dryRun(Options{Networks: []reconcile.Network{{Name: "n", File: "/conf/x", Text: []byte(text)}}})
+		if err != nil || strings.Count(out, "NOTE: the reference refuses ") != len(want) {
+			t.Errorf("%s: %v\n%s", text, err, out)
+		}
+		for _, value := range want {
+			if !strings.Contains(out, "network n: NOTE: the reference refuses "+value+": replace it in /conf/x\n") {
+				t.Errorf("%q is not in\n%s", value, out)
+			}
+		}
+	}
+}

@@ -13,6 +13,7 @@ const (
 	emptyFile         plugin.FindingCode = "empty-file"
 	syntax            plugin.FindingCode = "syntax"
 	unknownFile       plugin.FindingCode = "unknown-file"
+	otherChecker      plugin.FindingCode = "other-checker"
 	wrongType         plugin.FindingCode = "wrong-type"
 	networkName       plugin.FindingCode = "network-name"
 	networkNameTaken  plugin.FindingCode = "network-name-taken"

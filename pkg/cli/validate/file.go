@@ -130,8 +130,7 @@ func (c *checker) json(t part) {
 	case has("podCIDRs"):
 		c.nodeFile(t)
 	case has("offLink", "routes", "vxlan", "clusterCIDRs", "binDir", "confDir"):
-		c.add(t, strict.Place{}, unknownFile, false, "'podlace validate' does not check the configuration of podlace-node: the agent reports its "+
-			"mistakes and keeps the previous one")
+		c.add(t, strict.Place{}, otherChecker, false, "podlace-node checks its configuration: 'podlace-node status' has the mistakes")
 	default:
 		c.add(t, strict.Place{}, unknownFile, true, "the object is no network configuration (plugins or type), no configuration of sriov-device-plugin (resourceList), "+
 			"no node.json (podCIDRs) and no object of Kubernetes (apiVersion and kind)")

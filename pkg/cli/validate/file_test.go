@@ -161,7 +161,7 @@ func TestEveryFault(t *testing.T) {
 			"f:2:31: clusterCIDRs: error: clusterCIDRs", "f:2:54: mtu: error: mtu 1"}},
 		"no address for the bridge": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","isGateway":true,"vlan":-1,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.7.0.0/32"}],[{"subnet":"10.8.0.0/31","gateway":"10.8.0.0"}]]}}`,
 			[]string{"f:1:67: vlan: error: vlan -1", "f:1:77: ipam: error: isGateway: address 10.7.0.0/32 has no gateway"}},
-		"agent": {`{"offLink": "vxlan"}`, []string{"f:1:1: warning: 'podlace validate' does not check the configuration of podlace-node"}},
+		"agent": {`{"offLink": "vxlan"}`, []string{"f:1:1: warning: podlace-node checks its configuration"}},
 		"trunk": {`{"cniVersion":"1.0.0","name":"a","type":"bridge","vlanTrunk":[{"id":5000},{"id":1},{}]}`, []string{
 			"f:1:63: vlanTrunk[0]: error: vlanTrunk[0] 5000: want 1-4094", "f:1:84: vlanTrunk[2]: error: vlanTrunk[2]: want id"}},
 		"keys in other letters": {`{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"x"},` + "\n" +
@@ -244,10 +244,10 @@ func TestManifests(t *testing.T) {
 	for text, want := range map[string]string{
 		"a: [":            "f:1:1: error: yaml: did not find expected node content",
 		"kind: Service\n": "f:1:1: warning: there is nothing here that this command checks",
-		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim":  "f:4:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
+		"kind: Pod\nspec: {containers: []}\n---\nkind: ResourceClaim":  "f:4:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [other-checker]",
 		"kind: Pod\n---\nkind: DeviceClass":                            "f:1:1: Pod: spec: error: spec is missing",
 		"kind: DeviceClass":                                            "f:1:1: warning: there is nothing here that this command checks",
-		"kind: ResourceClaim":                                          "f:1:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [unknown-file]",
+		"kind: ResourceClaim":                                          "f:1:1: ResourceClaim: warning: use 'podlace sriov check-claim' for this object [other-checker]",
 		"kind: Pod\nspec: {containers: [{ports: [{hostPort: '80'}]}]}": `f:2:31: Pod: spec.containers[0].ports[0].hostPort: error: "80": want a number`,
 		"kind: Pod\nmetadata: {labels: {kubernetes.io/ingress-bandwidth: 1M}}\nspec: {}": "f:2:21: Pod: metadata.labels.kubernetes.io/ingress-bandwidth: " +
 			"warning: no program reads this label: write it as an annotation [unknown-annotation]",

@@ -122,7 +122,7 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	case "ConfigMap":
 		return c.configMap(t, o)
 	case "ResourceClaim", "ResourceClaimTemplate": // a DeviceClass is also in Podlace's own manifest
-		c.add(t, o.Place, unknownFile, false, "use 'podlace sriov check-claim' for this object")
+		c.add(t, o.Place, otherChecker, false, "use 'podlace sriov check-claim' for this object")
 	}
 	return 0
 }
