@@ -49,7 +49,7 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// InUse returns for each interface why it may serve the node itself, or "": it is up, and so may get its address at any time, it has one, or
+// InUse returns for each interface why it may serve the node itself, or "": it is up, and so may get an address at any time, it has one, or
 // another interface lies above it.
 func (n *NS) InUse() (map[string]string, error) {
 	links, err := n.allLinks()

@@ -203,9 +203,6 @@ func (d *daemon) poolEnv() pool.Env {
 		}
 	}
 	if d.envErr = err; err != nil {
-		if d.inUse == nil {
-			d.inUse = map[string]string{} // no interface is known to be free
-		}
 		d.log.Warn("could not read the node's routes and addresses; using the last known ones", "error", err)
 	}
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks, InUse: d.inUse, Held: d.heldAddresses()}

@@ -165,7 +165,11 @@ func (d *daemon) whyOnNode(dev pci.Device) string {
 		}
 	}
 	for _, name := range dev.Interfaces {
-		if why := d.inUse[name]; why != "" && dev.HasNoPF() {
+		switch why, ok := d.inUse[name]; {
+		case !dev.HasNoPF():
+		case !ok:
+			return "is changing: its interface is no longer " + name
+		case why != "":
 			return fmt.Sprintf("is in use on the node: %s %s", name, why)
 		}
 		if slices.Contains(d.uplinks, name) {

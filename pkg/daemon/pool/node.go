@@ -108,11 +108,7 @@ func (c *Config) whyBusy(n *node, i int) string {
 			return "its interface is in the network namespace of no pod that is known"
 		}
 		for _, name := range d.Interfaces {
-			why, known := n.env.InUse[name]
-			if !known && n.env.InUse != nil {
-				why = "has just changed"
-			}
-			if why != "" {
+			if why := n.env.InUse[name]; why != "" {
 				return "its interface " + name + " " + why
 			}
 		}
