@@ -278,6 +278,9 @@ func (n *sriovNode) devices() (list []sriovDevice) {
 			continue
 		}
 		name := strings.Join(d.Interfaces, ",")
+		if d.HasNoPF() {
+			name = ""
+		}
 		add(d, name)
 		for _, vf := range n.snapshot.VFs(d.Address) {
 			add(vf, name)

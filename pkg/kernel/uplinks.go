@@ -49,8 +49,8 @@ func (n *NS) Uplinks() (names []string, err error) {
 	return names, nil
 }
 
-// InUse returns for each interface why it serves the node itself, or "": it has an address, a route, a master or an interface on top of it.
-// Link-local addresses, which each interface that is up has, do not count.
+// InUse returns for each interface why it may serve the node itself, or "": it is up, and so may get an address at any time, it has one, or
+// another interface lies above it.
 func (n *NS) InUse() (map[string]string, error) {
 	links, err := n.allLinks()
 	if err != nil {
@@ -60,42 +60,29 @@ func (n *NS) InUse() (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("addr show: %w", err)
 	}
-	routes, err := n.mainRoutes()
-	if err != nil {
-		return nil, err
-	}
-	why, names := map[int]string{}, map[int]string{}
-	for _, r := range routes {
-		if !isLinkLocal(r.Dst) {
-			for _, index := range hopsOf(r) {
-				why[index] = "has a route"
-			}
+	above, has := map[int]string{}, map[int]string{}
+	for _, l := range links {
+		if a := l.Attrs(); a.ParentIndex != 0 && a.NetNsID < 0 && l.Type() != "veth" {
+			above[a.ParentIndex] = a.Name
 		}
 	}
 	for _, a := range addresses {
-		if !isLinkLocal(a.IPNet) {
-			why[a.LinkIndex] = "has the address " + a.IPNet.String()
-		}
-	}
-	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
-		if a := l.Attrs(); a.ParentIndex != 0 && a.NetNsID < 0 && l.Type() != "veth" {
-			why[a.ParentIndex] = "is the lower interface of " + a.Name
-		}
+		has[a.LinkIndex] = a.IPNet.String()
 	}
 	out := map[string]string{}
 	for _, l := range links {
-		a := l.Attrs()
-		if out[a.Name] = why[a.Index]; a.MasterIndex != 0 {
-			out[a.Name] = "is a port of " + names[a.MasterIndex]
+		switch a := l.Attrs(); {
+		case above[a.Index] != "":
+			out[a.Name] = "is the lower interface of " + above[a.Index]
+		case a.MasterIndex != 0:
+			out[a.Name] = "is a port of another interface"
+		case a.Flags&net.FlagUp != 0:
+			out[a.Name] = "is up"
+		case has[a.Index] != "":
+			out[a.Name] = "has the address " + has[a.Index]
 		}
 	}
 	return out, nil
-}
-
-func isLinkLocal(n *net.IPNet) bool {
-	p, ok := Prefix(n)
-	return ok && (p.Addr().IsLinkLocalUnicast() || p.Addr().IsMulticast())
 }
 
 // hopsOf returns the interfaces of a route's next hops.

@@ -6,6 +6,7 @@ package pci
 
 import (
 	"slices"
+	"strings"
 )
 
 // Unknown is the NUMANode, IOMMUGroup or VFIndex that the kernel does not report.
@@ -42,8 +43,9 @@ type Device struct {
 	VFIndex int     `json:"vfIndex"`     // by the PF's virtfnN; Unknown for all others
 
 	// Of a PF.
-	TotalVFs int `json:"totalVFs,omitempty"` // maximum number of VFs
-	NumVFs   int `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
+	SRIOV    bool `json:"-"`                  // its capability is there, even if it allows no VF
+	TotalVFs int  `json:"totalVFs,omitempty"` // maximum number of VFs
+	NumVFs   int  `json:"numVFs,omitempty"`   // number of existing VFs, even if sriov_numvfs does not count them yet
 
 	// The fields below are set only if the function's interface is in this network namespace. For a VF whose interface is elsewhere,
 	// use those of its PF.
@@ -61,8 +63,11 @@ type Device struct {
 // IsVF reports whether the device is a VF whose PF is on this machine.
 func (d Device) IsVF() bool { return d.PF.IsValid() }
 
-// IsPF reports whether the device supports VFs.
-func (d Device) IsPF() bool { return d.TotalVFs > 0 || d.NumVFs > 0 }
+// IsPF reports whether the device has the capability SR-IOV.
+func (d Device) IsPF() bool { return d.SRIOV || d.TotalVFs > 0 || d.NumVFs > 0 }
+
+// IsVirtio reports whether the device is a virtio card, of whose interfaces the kernel does not name the PCI function.
+func (d Device) IsVirtio() bool { return strings.HasPrefix(d.Driver, "virtio") }
 
 // HasNoPF reports whether the device is neither a VF nor a PF: a VF that a hypervisor passed through to this machine without its PF, which
 // looks like a card without SR-IOV. The result of Read does not say it.

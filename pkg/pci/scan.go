@@ -9,7 +9,11 @@ import (
 	"strings"
 )
 
-const networkClass = 0x02
+// PCI classes: network controllers, of which 0x0207 are InfiniBand.
+const (
+	networkClass    = 0x02
+	infiniBandClass = 0x0207
+)
 
 // Scan reads the network cards and NUMA nodes of a machine from sysfs. A device with a file that it cannot read has the error in
 // Unreadable. Functions that disappear during the scan are skipped, as are the VFs of such a PF. Scan fails only if sysfs is missing or
@@ -59,6 +63,9 @@ func (s *scanner) addFunction(a Address) {
 	d.Class = parseAttribute(f, "class", 0, parseClass)
 	if d.Class>>16 != networkClass && (f.err == nil || !f.has("net") && !f.has("physfn")) {
 		return
+	}
+	if d.Class>>8 == infiniBandClass { // also without an interface
+		d.LinkType = InfiniBand
 	}
 	d.Driver = f.linkTarget("driver", "drivers")
 	d.RDMA = f.listNames("infiniband")
@@ -122,6 +129,7 @@ func (s *scanner) readSRIOV(d *Device, f *folder) {
 		f.noteError("physfn", errLink)
 	}
 	if !s.brief {
+		d.SRIOV = f.has("sriov_totalvfs")
 		d.TotalVFs = parseAttribute(f, "sriov_totalvfs", 0, parseCount)
 		d.NumVFs = parseAttribute(f, "sriov_numvfs", 0, parseCount)
 	}

@@ -86,10 +86,13 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	return h.noteReady(v)
 }
 
-// userspaceMAC returns the MAC that a program in user space finds in the VF: the one that ADD has set, the PF's or the former interface's.
-// It returns "" if none of them is known.
+// userspaceMAC returns the MAC that a program in user space finds in the VF: the one that ADD has set or the PF's or, without a PF, the
+// former interface's. It returns "" if that is unknown, because the PF then lets the program choose.
 func (n *nodeSide) userspaceMAC(c vfCard, fixed, was net.HardwareAddr) (string, error) {
 	set, _, err := n.settingsOnPF(c)
+	if c.vf.IsVF() {
+		was = nil
+	}
 	for _, mac := range []net.HardwareAddr{fixed, set.MAC, was} {
 		if !bytes.Equal(mac, make([]byte, len(mac))) {
 			return mac.String(), err

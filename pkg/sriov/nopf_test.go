@@ -4,13 +4,15 @@ package sriov
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
@@ -75,22 +77,33 @@ func TestFunctionInUse(t *testing.T) {
 	kerneltest.Slow(t)
 	l := newGuest(t)
 	link := l.link("ens0f0v0")
-	prefix := netip.MustParsePrefix("192.0.2.7/24")
+	prefix, net := netip.MustParsePrefix("192.0.2.7/24"), filepath.Join(pcitest.Folder(t, l.sriov.sysfs, vf0), "net/ens0f0v0")
 	undo := func(f func() error) func() { return func() { must(t, f()) } }
 	for says, use := range map[string]func() func(){
 		"ens0f0v0 has the address 192.0.2.7/24": func() func() {
 			must(t, l.host.AddAddress(link, prefix, false))
 			return undo(func() error { return l.host.DelAddress(link, prefix) })
 		},
-		"ens0f0v0 has a route": func() func() {
-			must(t, l.host.SetUp(link), l.host.AddRoute(link, kernel.Route{Dst: netip.MustParsePrefix("203.0.113.128/25")}))
+		"ens0f0v0 is up": func() func() {
+			must(t, l.host.SetUp(link))
 			return undo(func() error { return l.host.SetDown(link) })
+		},
+		"its interface is in another network namespace": func() func() {
+			must(t, os.Rename(filepath.Dir(net), filepath.Dir(net)+".away"))
+			return undo(func() error { return os.Rename(filepath.Dir(net)+".away", filepath.Dir(net)) })
+		},
+		"is of a virtio card": func() func() {
+			driver := filepath.Join(filepath.Dir(filepath.Dir(net)), "driver")
+			was, err := os.Readlink(driver)
+			must(t, err, os.Remove(driver), os.Symlink("../../bus/pci/drivers/virtio-pci", driver))
+			return undo(func() error { return errors.Join(os.Remove(driver), os.Symlink(was, driver)) })
 		},
 	} {
 		after := use()
 		o := l.Call("ADD", "a")
 		after()
-		l.Fails(o, plugin.CodeDevice, "PCI function "+vf0+" is in use on the node: "+says)
+		l.Fails(o, plugin.CodeDevice, "PCI function "+vf0+" is in use on the node: ")
+		l.Fails(o, plugin.CodeDevice, says)
 		if !strings.Contains(string(o.Stdout), "exclude the VF by the selectors") {
 			t.Errorf("no hint: %s", o.Stdout)
 		}

@@ -11,6 +11,9 @@ import (
 // Refusal returns why ADD refuses a VF because of its card, and what to do; why is "" if it does not. The device plugin offers such a VF
 // nevertheless, because another plugin can attach it.
 func Refusal(vf, pf pci.Device) (why, remedy string) {
+	if !vf.IsVF() {
+		pf = vf
+	}
 	switch {
 	case vf.LinkType == pci.InfiniBand:
 		return "setting the GUID and the partition keys of an InfiniBand VF is not supported",

@@ -37,7 +37,7 @@ func (n *nodeSide) checkUsable(c vfCard, byClaim bool) error {
 	case c.link.Up && n.host.IsUplink(c.link):
 		return refuse(inUse, "is in use on the node: %s carries the default route", c.link.Name)
 	case used != "":
-		return refuse(inUse, "is in use on the node: %s %s", c.link.Name, used)
+		return refuse(inUse, "is in use on the node: %s", strings.TrimSpace(c.link.Name+" "+used))
 	}
 	return nil
 }
@@ -49,6 +49,15 @@ func (n *nodeSide) lookCloser(c vfCard) (d pci.Device, used string, err error) {
 	}
 	if d, err = pci.Inspect(n.sysfs, c.vf.Address); err != nil || d.IsPF() {
 		return d, "", err
+	}
+	if d.Unreadable != "" { // it may be a PF
+		return d, "cannot be read: " + d.Unreadable, nil
+	}
+	if d.IsVirtio() {
+		return d, "is of a virtio card, which the kernel does not name in a pod", nil
+	}
+	if c.link.Index == 0 && d.Driver != "" && !pci.IsUserspace(d.Driver) {
+		return d, "its interface is in another network namespace", nil
 	}
 	all, err := n.host.InUse()
 	return d, all[c.link.Name], err

@@ -43,20 +43,6 @@ func TestLeftovers(t *testing.T) {
 		os.RemoveAll(leases)
 		_ = netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "left0"}})
 	})
-	there := func() (list []string) {
-		if _, err := netlink.LinkByName("left0"); err == nil {
-			list = append(list, "bridge")
-		}
-		for _, path := range []string{leases, "/var/lib/cni/results/left-a-eth0"} {
-			if _, err := os.Stat(path); err == nil {
-				list = append(list, path)
-			}
-		}
-		if has, _ := nft.HasTable(nft.GuardTable); has {
-			list = append(list, "table")
-		}
-		return list
-	}
 	for _, c := range []struct {
 		what, lease, stays string
 		port               bool
@@ -95,7 +81,7 @@ func TestLeftovers(t *testing.T) {
 		}
 		var said []string
 		kerneltest.Must(t, Leftovers([]reconcile.Network{ours}, c.others, func(text string) { said = append(said, text) }))
-		if got := strings.Join(there(), " "); got != c.stays {
+		if got := strings.Join(leftThere(leases), " "); got != c.stays {
 			t.Errorf("%s: %s stays, want %s; it said %q", c.what, got, c.stays, said)
 		}
 		if diff := cmp.Diff(c.says, said); diff != "" {
@@ -107,6 +93,22 @@ func TestLeftovers(t *testing.T) {
 		_ = netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0"}})
 		kerneltest.Must(t, os.RemoveAll(leases), os.RemoveAll("/var/lib/cni/results"))
 	}
+}
+
+// leftThere returns what is left of TestLeftovers' network.
+func leftThere(leases string) (list []string) {
+	if _, err := netlink.LinkByName("left0"); err == nil {
+		list = append(list, "bridge")
+	}
+	for _, path := range []string{leases, "/var/lib/cni/results/left-a-eth0"} {
+		if _, err := os.Stat(path); err == nil {
+			list = append(list, path)
+		}
+	}
+	if has, _ := nft.HasTable(nft.GuardTable); has {
+		list = append(list, "table")
+	}
+	return list
 }
 
 // TestPodType: the rollback names each file that still names podlace-pod.

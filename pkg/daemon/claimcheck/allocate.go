@@ -22,6 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/dra"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -177,6 +178,7 @@ func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim,
 	for _, text := range c.refused[row.Resource] {
 		c.notice("%s: %s", m.at(o.path), text)
 	}
+	c.checkWithoutPF(m, o, config[i])
 	for _, key := range config[i].Set() {
 		from := "class"
 		if slices.Contains(config[i].Claimed, key) {
@@ -188,6 +190,20 @@ func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim,
 		c.notice("%s: the settings of class and claim: %v; ADD fails unless the conflist sets vlan", m.at(o.path), err)
 	}
 	return row, true
+}
+
+// checkWithoutPF reports a setting that only a PF can set if the scheduler may choose a device without one.
+func (c *checker) checkWithoutPF(m manifest, o option, settings *vfconfig.Config) {
+	lone := 0
+	for _, d := range o.matched {
+		if d.driver == claim.Driver && d.attributes()[attribute{claim.Driver, "kind"}] == dra.KindNoPF {
+			lone++
+		}
+	}
+	if key := settings.NeedsPF(settings != nil && pci.IsUserspace(settings.Driver)); key != "" && lone > 0 {
+		c.fail("%s: %d of %d matching devices have no PF, which alone can set %s %s: add the selector %s == \"vf\"", m.at(o.path), lone, len(o.matched),
+			key, settings.Text(key), attribute{claim.Driver, "kind"}.expression())
+	}
 }
 
 // entryFault matches an error of the driver about a config entry of the claim: its index, the key if one is wrong, and the text.

@@ -26,7 +26,7 @@ func TestSettingsWithoutPF(t *testing.T) {
 				"--resource-prefix", "example.com", "--sysfs", sysfs, "--node-name", "node-1")
 			says := "spec.devices.config[0].opaque.parameters." + key + ": "
 			if (status == 0) != (key == "") || key != "" && (!strings.Contains(stderr, says) ||
-				!strings.Contains(stderr, "resource example.com/fast without a PF, which alone can set it\n") || strings.Count(stderr, "\n") != 1) {
+				!strings.Contains(stderr, "the allocated function of example.com/fast has no PF on its node, which alone can set it: set it on the hypervisor\n") || strings.Count(stderr, "\n") != 1) {
 				t.Errorf("%s, %s: status %d, %s%s", driver, s.JSON, status, stdout, stderr)
 			}
 		}

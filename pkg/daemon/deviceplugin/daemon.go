@@ -55,6 +55,7 @@ type daemon struct {
 	listed      map[string]bool            // devices of pods in the answers of that socket
 	counted     map[string]int             // devices that the kubelet counts as allocatable, by resource
 	uplinks     []string                   // uplink interfaces, from the kernel's last answer
+	envErr      error                      // why the kernel's last answer is missing
 	inUse       map[string]string          // interfaces that the node itself uses, with the reason, from the same answer
 	serving     map[string]*registeredService
 	wake        map[chan<- struct{}]bool // channels that wake the registrars
@@ -201,10 +202,24 @@ func (d *daemon) poolEnv() pool.Env {
 			d.uplinks, d.inUse = names, inUse
 		}
 	}
-	if err != nil {
+	if d.envErr = err; err != nil {
 		d.log.Warn("could not read the node's routes and addresses; using the last known ones", "error", err)
 	}
-	return pool.Env{Last: d.last, DefaultRoute: d.uplinks, InUse: d.inUse}
+	return pool.Env{Last: d.last, DefaultRoute: d.uplinks, InUse: d.inUse, Held: d.heldAddresses()}
+}
+
+// heldAddresses returns the devices that pods have, or nil while the kubelet has not told them.
+func (d *daemon) heldAddresses() map[pci.Address]bool {
+	if !d.answered {
+		return nil
+	}
+	out := map[pci.Address]bool{}
+	for _, h := range d.held {
+		if a, err := pci.ParseAddress(h.ID); err == nil {
+			out[a] = true
+		}
+	}
+	return out
 }
 
 // lostDevices returns, once each, the devices that pods have from a resource but that are missing in its pool. For a resource that left

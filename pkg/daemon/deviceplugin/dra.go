@@ -168,7 +168,7 @@ func (d *daemon) whyUnavailable(id string) string {
 	if err != nil || !ok {
 		return "does not exist on this node"
 	}
-	return cmp.Or(d.ownerOf(dev, false), d.whyUplink(dev))
+	return cmp.Or(d.ownerOf(dev, false), d.whyOnNode(dev))
 }
 
 // isLeaked reports whether a device's interface is in another network namespace, that is, not on the node although its driver has not

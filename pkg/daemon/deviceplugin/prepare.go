@@ -154,12 +154,24 @@ func (d *daemon) bind(ctx context.Context, dev pool.Device, driver string) error
 
 // whyInUse returns why a device must not be changed, or "". The caller holds d.mu.
 func (d *daemon) whyInUse(dev pci.Device) string {
-	return cmp.Or(d.ownerOf(dev, true), d.whyUplink(dev))
+	return cmp.Or(d.ownerOf(dev, true), d.whyOnNode(dev))
 }
 
-// whyUplink returns an error text if a device is an uplink of the node, and "" otherwise.
-func (d *daemon) whyUplink(dev pci.Device) string {
+// whyOnNode returns an error text if the node uses a device, and "" otherwise. Of a function without a PF, it asks the kernel anew.
+func (d *daemon) whyOnNode(dev pci.Device) string {
+	if dev.HasNoPF() {
+		if d.poolEnv(); d.envErr != nil {
+			return fmt.Sprintf("may be in use: %v", d.envErr)
+		}
+	}
 	for _, name := range dev.Interfaces {
+		switch why, ok := d.inUse[name]; {
+		case !dev.HasNoPF():
+		case !ok:
+			return "is changing: its interface is no longer " + name
+		case why != "":
+			return fmt.Sprintf("is in use on the node: %s %s", name, why)
+		}
 		if slices.Contains(d.uplinks, name) {
 			return fmt.Sprintf("is the node's uplink %s", name)
 		}

@@ -147,7 +147,8 @@ func (t Target) check(entries []configEntry, c *vfconfig.Config) error {
 			path = e.path + "."
 		}
 	}
-	return fmt.Errorf("%s%s: %s: a function of resource %s without a PF, which alone can set it", path, key, c.Text(key), t.Resource.FullName())
+	return fmt.Errorf("%s%s: %s: the allocated function of %s has no PF on its node, which alone can set it: set it on the hypervisor", path, key,
+		c.Text(key), t.Resource.FullName())
 }
 
 // isAdmin reports whether an allocation result grants only administrative access, which changes neither the device's owner nor its

@@ -284,7 +284,7 @@ func networkData(h *sriov.Holding) *resourceapi.NetworkDeviceData {
 		return nil
 	}
 	n := &resourceapi.NetworkDeviceData{HardwareAddress: h.MAC}
-	if h.Userspace == "" {
+	if h.Userspace == "" && h.MAC != "" {
 		n.InterfaceName = h.Name
 	}
 	for _, ip := range h.IPs[:min(len(h.IPs), maxStatusIPs)] {

@@ -79,12 +79,15 @@ func Explain(c *Config, s *pci.Snapshot, env Env) []Explanation {
 
 // whyUnmatched returns why no resource has a device: what the first one says of which the device meets a selector.
 func whyUnmatched(answers []Answer) string {
-	for _, a := range answers {
-		if slices.ContainsFunc(a.Selectors, func(s selectorAnswer) bool { return s.Met }) {
-			return a.Reason
-		}
+	if i := slices.IndexFunc(answers, Answer.meets); i >= 0 {
+		return answers[i].Reason
 	}
 	return "no resource matches"
+}
+
+// meets reports whether the device meets a selector.
+func (a Answer) meets() bool {
+	return slices.ContainsFunc(a.Selectors, func(s selectorAnswer) bool { return s.Met })
 }
 
 // verdict is the assignment of one device to a resource.

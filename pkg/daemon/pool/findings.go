@@ -86,8 +86,11 @@ const maxValues = 20
 // reportDevices reports a resource that no device matches, or whose matching devices are not available.
 func (f *findings) reportDevices(i int) {
 	r := &f.c.Resources[i]
-	offered, matched, unknown, why := 0, 0, 0, ""
+	offered, matched, unknown, why, unmet := 0, 0, 0, "", ""
 	for _, v := range f.verdicts {
+		if a := v.answers[i]; !a.Matches && f.Devices[v.device].HasNoPF() && a.meets() && unmet == "" {
+			unmet = fmt.Sprintf("; %s: %s", f.Devices[v.device].Address, a.Reason)
+		}
 		if v.answers[i].Matches {
 			if matched++; why == "" {
 				why = fmt.Sprintf("%s: %s", f.Devices[v.device].Address, v.answers[i].Reason)
@@ -102,7 +105,7 @@ func (f *findings) reportDevices(i int) {
 	}
 	switch {
 	case matched == 0:
-		f.Note(r.Place, "resource %s: no device on this node matches", r.FullName())
+		f.Note(r.Place, "resource %s: no device on this node matches%s", r.FullName(), unmet)
 	case offered == 0:
 		f.Note(r.Place, "resource %s: %s on this node, but none is available; %s", r.FullName(),
 			plural(matched, "device matches", "devices match"), why)
@@ -137,7 +140,9 @@ func (f *findings) reportPF(i int) {
 		return
 	}
 	d := f.subjects[at]
-	if want.NumVFs > d.TotalVFs {
+	if want.NumVFs > d.TotalVFs && d.HasNoPF() {
+		f.Note(want.Place, "numVfs %d: %s is no PF, so it can have no VFs", want.NumVFs, d.Address)
+	} else if want.NumVFs > d.TotalVFs {
 		f.Note(want.Place, "numVfs %d: %s supports at most %d", want.NumVFs, d.Address, d.TotalVFs)
 	}
 	if want.Whole && f.verdicts[at].resource < 0 {

@@ -5,7 +5,6 @@ package pool
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/podlace/podlace/pkg/pci"
 )
@@ -14,8 +13,10 @@ import (
 type Env struct {
 	// DefaultRoute contains the names of the interfaces with a default route.
 	DefaultRoute []string
-	// InUse says of interfaces why the node itself uses them. A function without a PF may be its uplink or the path to its storage.
+	// InUse says of interfaces why the node itself may use them. A function without a PF may be its uplink or the path to its storage.
 	InUse map[string]string
+	// Held has the devices that pods have, or is nil if they are unknown. The interface of another function without a PF must be here.
+	Held map[pci.Address]bool
 	// Last has the attributes of each device as they were while its interface was on the node. Selectors use them while it is in a pod,
 	// unless the driver has changed.
 	Last map[pci.Address]pci.Device
@@ -100,8 +101,11 @@ func (c *Config) whyBusy(n *node, i int) string {
 		}
 	}
 	if d.HasNoPF() {
-		if strings.HasPrefix(d.Driver, "virtio") {
+		switch {
+		case d.IsVirtio():
 			return "the kernel does not say which interface of a pod belongs to a virtio card"
+		case len(d.Interfaces) == 0 && d.Driver != "" && !pci.IsUserspace(d.Driver) && n.env.Held != nil && !n.env.Held[d.Address]:
+			return "its interface is in the network namespace of no pod that is known"
 		}
 		for _, name := range d.Interfaces {
 			if why := n.env.InUse[name]; why != "" {
@@ -125,7 +129,7 @@ func (c *Config) whyReserved(d subject) string {
 		return ""
 	case d.NumVFs > 0:
 		return "a PF with VFs"
-	case entry.NumVFs > 0:
+	case entry.NumVFs > 0 && d.IsPF():
 		return "a PF that will get VFs, as configured in " + entry.Key
 	case d.Unreadable != "":
 		return "it cannot be read: " + d.Unreadable

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/pci"
 )
 
 // TestUplinkNeverOffered checks that a function without a PF that the node uses is in no pool, however the configuration names it.
@@ -25,6 +26,26 @@ func TestUplinkNeverOffered(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestInterfaceElsewhere checks that a function without a PF whose interface is in a namespace that is no pod's is not offered.
+func TestInterfaceElsewhere(t *testing.T) {
+	c := mustParse(t, `{"resourceList":[{"resourceName":"r","selectors":{"pciAddresses":["0000:40:00.0"]}}]}`)
+	s := workerMachine()
+	for i := range s.Devices {
+		if s.Devices[i].HasNoPF() {
+			s.Devices[i].Interfaces = nil
+		}
+	}
+	a, _ := pci.ParseAddress("0000:40:00.0")
+	for want, held := range map[string]map[pci.Address]bool{"r:": {}, "r: n": {a: true}} {
+		if got := formatPools(Assign(c, s, Env{Held: held})); got != want {
+			t.Errorf("%v: %s, want %s", held, got, want)
+		}
+	}
+	if got := formatPools(Assign(c, s, Env{})); got != "r: n" {
+		t.Errorf("while the pods' devices are unknown: %s", got)
 	}
 }
 
