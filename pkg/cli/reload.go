@@ -24,12 +24,12 @@ import (
 const reloadHelp = `Restore the rules of all pods after a flush, such as 'nft flush ruleset', a
 restart of the nftables or firewalld service or 'iptables -t nat -F': first the
 rules that protect pods and node, then masquerade and hostPorts. The command also
-restores limits whose qdiscs another program removed, and attaches pods whose port
-another program detached from the bridge. It reads the records under /run/podlace
-and leaves rules that are in place.
+restores limits whose qdiscs another program removed, attaches pods whose port
+another program detached from the bridge, and sets bridges up. It reads the
+records under /run/podlace and leaves rules that are in place.
 
 The exit status is 0 if all of this is in place, and 2 if something could not be
-restored or a bridge is missing or down.`
+restored or a bridge is missing.`
 
 func newReload() *cobra.Command {
 	return &cobra.Command{

@@ -224,6 +224,7 @@ func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)
 	}
+	n.beforeStatus = map[string][]Finding{"ports": n.ports(), "rules": n.rules()}
 	for _, net := range n.ownNetworks() {
 		for _, err := range reconcile.Status(net, n.BinDir) {
 			var code plugin.FindingCode
