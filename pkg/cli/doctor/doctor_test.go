@@ -336,6 +336,33 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
+// TestUnusedVLANs: a kernel without VLANs on bridges is reported only if a network needs them, or if there is no network yet.
+func TestUnusedVLANs(t *testing.T) {
+	l := newLab(t)
+	look := func() bool {
+		return strings.Contains(strings.Join(l.problems("kernel-features"), ""), "VLANs on bridges")
+	}
+	if look() {
+		t.Error("no network has a VLAN")
+	}
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `"isGateway"`, `"vlan": 7, "isGateway"`, 1))
+	lacks := look()
+	os.RemoveAll(l.ConfDir)
+	if before := look(); before != lacks {
+		t.Errorf("reported with a VLAN: %v, before the first network: %v", lacks, before)
+	}
+	kerneltest.Feature(t, !lacks, "VLANs on bridges")
+}
+
+// TestNoUplink: without a default route, no bridge has too large an MTU.
+func TestNoUplink(t *testing.T) {
+	l := newLab(t)
+	l.bridge("cnidoc", 9000)
+	if found := l.problems("mtu"); len(found) > 0 {
+		t.Errorf("%q", found)
+	}
+}
+
 // TestOnly: an unknown check is an error.
 func TestOnly(t *testing.T) {
 	if _, err := Examine(newLab(t).Options, "conflits"); err == nil || !strings.Contains(err.Error(), `"conflits"`) {

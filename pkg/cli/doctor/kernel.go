@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -23,6 +24,7 @@ type feature struct {
 	option string // of the kernel's configuration
 	module string
 	needed string // what needs it
+	key    string // text in the configuration of each network that needs it, or ""
 	level  Level  // when it is missing
 	try    func(*kernel.Node) error
 }
@@ -32,31 +34,31 @@ type feature struct {
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{
-		{"veth pairs", "CONFIG_VETH", "veth", "bridge", Error, func(n *kernel.Node) error {
+		{"veth pairs", "CONFIG_VETH", "veth", "bridge", "", Error, func(n *kernel.Node) error {
 			_, err := n.AddVeth(kernel.Veth{Host: "veth0", Pod: "veth1"})
 			return err
 		}},
-		{"bridges", "CONFIG_BRIDGE", "bridge", "bridge", Error, func(n *kernel.Node) error {
+		{"bridges", "CONFIG_BRIDGE", "bridge", "bridge", "", Error, func(n *kernel.Node) error {
 			return n.AddBridge("bridge0", mac, 0, false, false)
 		}},
-		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", Warning, tryVLANs},
-		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", Error, tryTables},
-		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", Warning, func(n *kernel.Node) error {
+		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", `"vlan`, Warning, tryVLANs},
+		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", "", Error, tryTables},
+		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", "", Warning, func(n *kernel.Node) error {
 			return onLink(n, "veth0", func(l kernel.Link) error {
 				return n.Shape(l, kernel.Bucket{Rate: 1e6, Burst: 1e5, Limit: 1e5})
 			})
 		}},
-		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_CLS_U32 or _MATCHALL, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", Warning, tryRedirect},
-		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", Warning, func(n *kernel.Node) error {
+		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_CLS_U32 or _MATCHALL, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", "", Warning, tryRedirect},
+		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", "", Warning, func(n *kernel.Node) error {
 			_, _, err := n.EnsureVXLAN(kernel.VXLAN{Name: "vxlan0", MAC: mac, VNI: 1, Port: 4789, MTU: 1400,
 				Local: netip.MustParseAddr("127.0.0.1")}, 1)
 			return err
 		}},
-		{"nexthop objects", "Linux 5.3", "", "podlace-node", Warning, func(n *kernel.Node) error {
+		{"nexthop objects", "Linux 5.3", "", "podlace-node", "", Warning, func(n *kernel.Node) error {
 			_, err := n.Nexthops()
 			return err
 		}},
-		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", Warning, func(n *kernel.Node) error {
+		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", "", Warning, func(n *kernel.Node) error {
 			_, err := n.Get("ipv6/conf/all/forwarding")
 			return err
 		}},
@@ -99,13 +101,19 @@ func onLink(n *kernel.Node, name string, f func(kernel.Link) error) error {
 func (n *node) kernelFeatures() (found []Finding) {
 	err := kernel.InScratch(func(scratch *kernel.Node) error {
 		for _, f := range features() {
-			if err := f.try(scratch); err != nil {
+			if err := f.try(scratch); err != nil && n.needs(f) {
 				found = append(found, f.missing(err))
 			}
 		}
 		return nil
 	})
 	return append(found, unknown("the features of the kernel", err)...)
+}
+
+// needs reports whether this node's networks may need a feature. Without a network each feature counts.
+func (n *node) needs(f feature) bool {
+	named := func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(f.key)) }
+	return len(n.networks) == 0 || slices.ContainsFunc(n.networks, named)
 }
 
 func (f feature) missing(err error) Finding {
