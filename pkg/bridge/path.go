@@ -138,7 +138,8 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	case err != nil && !kernel.NoRoute(err):
 		return nil, err
 	case err != nil || !own.Local:
-		return append(all, missingPart{"gateway address " + p.gateway.String(), func() error { return restoreGateway(host, link, p.gateway, false) }}), nil
+		restore := func() error { return restoreGateway(host, link, p.gateway, false) }
+		return append(all, missingPart{"gateway address " + p.gateway.String(), restore}), nil
 	case !own.Through(link) || !p.connects(link):
 		return all, nil
 	}

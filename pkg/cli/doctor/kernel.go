@@ -113,7 +113,7 @@ func (n *node) kernelFeatures() (found []Finding) {
 // needs reports whether this node's networks may need a feature. Without a network each feature counts.
 func (n *node) needs(f feature) bool {
 	named := func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(f.key)) }
-	return len(n.networks) == 0 || slices.ContainsFunc(n.networks, named)
+	return len(n.ownNetworks()) == 0 || slices.ContainsFunc(n.ownNetworks(), named)
 }
 
 func (f feature) missing(err error) Finding {
@@ -147,11 +147,20 @@ func (n *node) number(path string) (value int, ok bool) {
 
 // forwarding reports a node with live pods that does not forward packets. With isGateway, each ADD enables forwarding.
 func (n *node) forwarding() (found []Finding) {
-	if n.attachmentsErr != nil {
-		return unknown("the records", n.attachmentsErr)
+	records, err := bridge.Gateways()
+	if err != nil || n.attachmentsErr != nil {
+		return unknown("the records", errors.Join(err, n.attachmentsErr))
 	}
-	if len(n.attachmentsIn(reconcile.Alive)) == 0 {
-		return skipped("no pod lives here; bridge enables forwarding with the first one")
+	forwards := map[bool]bool{} // whether a pod has a gateway of IPv4, and of IPv6
+	for _, rec := range records {
+		if pod := n.attachment(rec.Key); pod != nil && pod.State == reconcile.Alive {
+			for _, gw := range rec.Gateways {
+				forwards[gw.Addr().Is4()] = true
+			}
+		}
+	}
+	if len(forwards) == 0 {
+		return skipped("no pod with a gateway lives here; bridge enables forwarding with the first one")
 	}
 	settings := []struct{ path, key string }{
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
@@ -162,7 +171,7 @@ func (n *node) forwarding() (found []Finding) {
 		}
 	}
 	for _, f := range settings {
-		if value, ok := n.number(f.path); ok && value == 0 && n.hasFamily(strings.HasPrefix(f.path, "ipv4")) {
+		if value, ok := n.number(f.path); ok && value == 0 && forwards[strings.HasPrefix(f.path, "ipv4")] {
 			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
 				Consequence: "pods reach nothing beyond their node",
 				Command:     n.keepAdvertised(f.path) + "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
@@ -314,11 +323,4 @@ func fewNeighbours(family string, most, peers int) []Finding {
 		Evidence:    fmt.Sprintf("net.%s.neigh.default.gc_thresh3 = %d, podlace-node knows %d peers", family, most, peers),
 		Consequence: "with routes over one link the node needs an entry for each peer, and drops packets beyond the limit",
 		Command:     fmt.Sprintf("sysctl -w net.%s.neigh.default.gc_thresh3=%d", family, max(4096, 4*peers))}}
-}
-
-// hasFamily reports whether any attachment has an address of the family. It is true if the attachments cannot be read.
-func (n *node) hasFamily(is4 bool) bool {
-	return n.attachmentsErr != nil || slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
-		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })
-	})
 }

@@ -34,7 +34,7 @@ func (n *node) attachmentsIn(state string) []*reconcile.Attachment {
 
 // addresses reports range sets that are almost full, and changed subnets if live pods have addresses of the old one.
 func (n *node) addresses() (found []Finding) {
-	for _, net := range n.networks {
+	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
 			if plugin.Kind(p.IPAM) == "host-local" {
 				found = append(found, addressesOf(net, p)...)
