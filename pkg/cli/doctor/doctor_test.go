@@ -180,6 +180,11 @@ func runtimeCases() map[string]breakage {
 			l.write("etc/containerd/conf.d/cni.toml", "[plugins.\"io.containerd.cri.v1.runtime\".cni]\nconf_dir = \"/imported\"\nbin_dirs = [\""+
 				l.BinDir+"\"]\n")
 		}, "names /imported"},
+		"its own file's name": {"runtime", func(l *lab) {
+			kerneltest.Must(l.t, os.Rename(l.ConfDir+"/10-podlace.conflist", l.ConfDir+"/20-pods.conflist"))
+			l.write("etc/containerd/config.toml", "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\nconf_dir = \"/elsewhere\"\nbin_dirs = [\""+
+				l.BinDir+"\"]\n")
+		}, "/net.d/20-pods.conflist /elsewhere/"},
 		"broken TOML": {"runtime", func(l *lab) {
 			l.write("etc/containerd/config.toml", "[[")
 		}, "could not read the configuration of containerd"},

@@ -153,6 +153,11 @@ func healthyNeighbours() map[string]healthy {
 			l.write("etc/systemd/system/k3s.service", "")
 			l.programs("k3s-server", "containerd")
 		}, ""},
+		"k3s, Docker's containerd beside": {func(l lab) {
+			l.at(folder + "k3s/agent/etc/containerd/config.toml")
+			l.write("etc/containerd/config.toml", "version = 2\n")
+			l.programs("k3s-server", "containerd", "dockerd")
+		}, "runtime-bin-dir runtime-conf-dir"},
 		"RKE2": {func(l lab) {
 			l.at(folder + "rke2/agent/etc/containerd/config.toml")
 			l.write("etc/systemd/system/rke2-agent.service", "")
