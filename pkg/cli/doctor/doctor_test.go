@@ -182,8 +182,8 @@ func runtimeCases() map[string]breakage {
 		}, "names /imported"},
 		"its own file's name": {"runtime", func(l *lab) {
 			kerneltest.Must(l.t, os.Rename(l.ConfDir+"/10-podlace.conflist", l.ConfDir+"/20-pods.conflist"))
-			l.write("etc/containerd/config.toml", "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\nconf_dir = \"/elsewhere\"\nbin_dirs = [\""+
-				l.BinDir+"\"]\n")
+			l.write("etc/containerd/config.toml", "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\nconf_dir = \"/elsewhere\"\n"+
+				"bin_dirs = [\""+l.BinDir+"\"]\n")
 		}, "/net.d/20-pods.conflist /elsewhere/"},
 		"broken TOML": {"runtime", func(l *lab) {
 			l.write("etc/containerd/config.toml", "[[")
