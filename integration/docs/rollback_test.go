@@ -90,6 +90,9 @@ func TestRollback(t *testing.T) {
 				!strings.Contains(out, "Nothing was changed") {
 				t.Errorf("the dry run says\n%s", out)
 			}
+			if out, err := runRollback(t, ours, "--yes", "--bin-dir", harness.BinDir()); err == nil || !strings.Contains(out, "new pods would still be") {
+				t.Errorf("while Podlace's plugins are in place: %v\n%s", err, out)
+			}
 			kerneltest.NoLeak(t, running, oracleOptions())
 
 			for range 2 { // rollback is idempotent

@@ -55,7 +55,7 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 // prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. A bridge is new, even if it is up, if its
 // ifindex or MAC differs from that in the network's note file.
 func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
-	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
+	note, identity := identityOf(bridge)
 	last, noted := attachment.ReadNote(j.att.Network, note)
 	if noted && last == identity {
 		j.restoreOrphans(bridge, orphans)
@@ -76,6 +76,23 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 	}
 	j.restoreOrphans(bridge, orphans)
 	return attachment.WriteNote(j.att.Network, note, identity)
+}
+
+// identityOf returns the name of the note file of a network's bridge, and its content.
+func identityOf(bridge kernel.Link) (note, identity string) {
+	return "bridge-" + bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
+}
+
+// downBridge returns the pod's bridge if it is down. It ignores a bridge that is new to the network, because ADD sets it up after it has
+// attached the other pods.
+func (st state) downBridge(host *kernel.Node, network string) (link kernel.Link, down bool, err error) {
+	link, ok, err := host.Link(st.Bridge)
+	if err != nil || !ok || link.Up {
+		return link, false, err
+	}
+	note, identity := identityOf(link)
+	noted, _ := attachment.ReadNote(network, note)
+	return link, noted == identity, nil
 }
 
 // restoreOrphans attaches orphans to the bridge with settings and gateway addresses. It only logs errors, because ADD is for another pod.

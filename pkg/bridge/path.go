@@ -28,8 +28,10 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 		return false, nil
 	case err != nil:
 		return false, err
+	case is4 && on:
+		return true, plugin.Differs("%s does not forward IPv4 (net.ipv4.conf.%s.forwarding=0)", gateway.Name, gateway.Name)
 	case is4:
-		return on, plugin.Differs("%s does not forward IPv4 (net.ipv4.conf.%s.forwarding=0)", gateway.Name, gateway.Name)
+		return false, plugin.Differs("the node does not forward IPv4 (net.ipv4.ip_forward=0)")
 	}
 	return false, plugin.Differs("the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)")
 }
@@ -123,7 +125,8 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	}
 	is4 := p.gateway.Addr().Is4()
 	if byAdmin, err := compareForwarding(host, link, is4); plugin.IsDifferent(err) && !byAdmin {
-		all = append(all, missingPart{"forwarding", func() error { return enableForwarding(host, link, is4, false) }})
+		forwarding := map[bool]string{true: "net.ipv4.ip_forward=1", false: "net.ipv6.conf.all.forwarding=1"}[is4]
+		all = append(all, missingPart{forwarding, func() error { return enableForwarding(host, link, is4, false) }})
 	} else if err != nil && !byAdmin {
 		return nil, err
 	}
@@ -135,13 +138,14 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 	case err != nil && !kernel.NoRoute(err):
 		return nil, err
 	case err != nil || !own.Local:
-		return append(all, missingPart{"gateway address", func() error { return restoreGateway(host, link, p.gateway, false) }}), nil
+		restore := func() error { return restoreGateway(host, link, p.gateway, false) }
+		return append(all, missingPart{"gateway address " + p.gateway.String(), restore}), nil
 	case !own.Through(link) || !p.connects(link):
 		return all, nil
 	}
 	m, err := host.MatchRoute(p.pod)
 	if errors.Is(err, unix.ENETUNREACH) || err == nil && !m.Through(link) && m.Dst.Bits() < p.gateway.Bits() {
-		all = append(all, missingPart{"route", func() error { return host.AddConnected(link, p.gateway) }})
+		all = append(all, missingPart{"route to " + p.gateway.Masked().String(), func() error { return host.AddConnected(link, p.gateway) }})
 	}
 	return all, nil
 }
@@ -182,6 +186,25 @@ func restorePaths(host *kernel.Node, log *slog.Logger, network string, pods []at
 				errs = append(errs, part.do())
 			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// restoreBridges sets bridges up that another program set down.
+func restoreBridges(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
+	var errs []error
+	seen := map[string]bool{}
+	for _, pod := range pods {
+		if seen[pod.State.Bridge] {
+			continue
+		}
+		seen[pod.State.Bridge] = true
+		link, down, err := pod.State.downBridge(host, network)
+		if down {
+			log.Warn("a bridge is down and is restored: it is set up", "bridge", link.Name)
+			err = host.SetUp(link)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

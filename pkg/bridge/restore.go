@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -19,8 +18,8 @@ import (
 )
 
 // Restore brings back the state of all attachments on the node from their records, for example after a flush: guards first, which protect
-// pods from each other, then for each network masquerade, VLAN gateways' rules, forwarding, gateway addresses with their routes, and port
-// flags.
+// pods from each other, then for each network masquerade, VLAN gateways' rules, port flags, bridges that are down, forwarding, and gateway
+// addresses with their routes.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -111,7 +110,8 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
 	errs := []error{err, restoreMasquerade(host, log, att, pods), restoreVLANGateways(host, log, pods),
-		restorePaths(host, log, network, finished(pods)), restorePorts(host, log, finished(pods))}
+		restorePorts(host, log, finished(pods)), restoreBridges(host, log, network, finished(pods)),
+		restorePaths(host, log, network, finished(pods))}
 	for _, is4 := range []bool{true, false} {
 		errs = append(errs, locks.Tolerate(restoreIPTables(log, pods, is4, locks == attachment.Waiting)))
 	}
@@ -123,33 +123,31 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// Intact reports whether the kernel has the state that pods share, in all networks, because a runtime may call STATUS for only one. It
-// reads one record of each network. State that cannot be read counts as intact.
-func Intact(host *kernel.Node) bool {
+// Lost returns which of the state that pods share the kernel lacks, and whether a bridge is down, in all networks, because a runtime may
+// call STATUS for only one. It reads one record of each network. State that cannot be read counts as present.
+func Lost(host *kernel.Node) (lost []string, down bool) {
 	needGuards := isNoted(nft.GuardTable)
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
 		if _, noted := notedMasquerade(network); noted &&
 			plugin.IsDifferent(compareMasquerade(host, MasqueradeSets{Network: network, Local: multicast()})) {
-			return false
+			lost = append(lost, "masquerade of network "+network)
 		}
-		key, st, ok := oldestPod(network)
-		if !ok {
-			continue
+		if key, st, ok := oldestPod(network); ok {
+			_, isDown, _ := st.downBridge(host, network)
+			lost, down = append(lost, st.lost(host, key)...), down || isDown
+			needGuards = needGuards || st.Guard != nil
 		}
-		if st.lacksRules(host, key) {
-			return false
-		}
-		needGuards = needGuards || st.Guard != nil
 	}
 	if needGuards && plugin.IsDifferent(guardDrift(host)) {
-		return false
+		lost = append(lost, "protection by "+nft.GuardTable)
 	}
-	if !isNoted(nft.VLANTable) {
-		return true
+	if isNoted(nft.VLANTable) {
+		if ok, err := vlanSchema().Intact(&host.NFT); !ok && err == nil {
+			lost = append(lost, "rules of "+nft.VLANTable)
+		}
 	}
-	ok, err := vlanSchema().Intact(&host.NFT)
-	return ok || err != nil
+	return lost, down
 }
 
 // oldestPod returns the record of a network's oldest pod. Only this pod surely lacks rules after a flush, because a younger one may have
@@ -163,17 +161,21 @@ func oldestPod(network string) (key attachment.Key, st state, ok bool) {
 	return key, st, false
 }
 
-// lacksRules reports whether the kernel lacks a rule of the pod, or a route or address through which the node reaches it.
-func (st state) lacksRules(host *kernel.Node, key attachment.Key) bool {
-	if _, lost, _ := st.missingGatewayRules(host); lost {
-		return true
+// lost returns which rules of the pod the kernel lacks, and which routes and addresses through which the node reaches it.
+func (st state) lost(host *kernel.Node, key attachment.Key) (lost []string) {
+	if _, missing, _ := st.missingGatewayRules(host); missing {
+		lost = append(lost, "rules of gateway "+st.gatewayLink())
 	}
 	for _, p := range st.paths() {
-		if lost, _ := p.missingParts(host, key.Network); len(lost) > 0 {
-			return true
+		parts, _ := p.missingParts(host, key.Network)
+		for _, part := range parts {
+			lost = append(lost, part.what)
 		}
 	}
-	return slices.ContainsFunc(st.byIPTables(), func(a netip.Prefix) bool {
-		return iptables.LacksChain(&host.NFT, a.Addr().Is4(), masqueradeChain(key))
-	})
+	for _, a := range st.byIPTables() {
+		if iptables.LacksChain(&host.NFT, a.Addr().Is4(), masqueradeChain(key)) {
+			lost = append(lost, "iptables' masquerade of "+a.Addr().String())
+		}
+	}
+	return lost
 }

@@ -24,12 +24,13 @@ import (
 const reloadHelp = `Restore the rules of all pods after a flush, such as 'nft flush ruleset', a
 restart of the nftables or firewalld service or 'iptables -t nat -F': first the
 rules that protect pods, then masquerade and hostPorts. The command also restores
-limits whose qdiscs another program removed, and attaches pods whose port another
-program detached from the bridge. It reads the records under /run/podlace and
-leaves rules that are in place, and limits whose rate another program changed.
+limits whose qdiscs another program removed, attaches pods whose port another
+program detached from the bridge, and sets bridges up. It reads the records under
+/run/podlace and leaves rules that are in place, and limits whose rate another
+program changed.
 
 The exit status is 0 if nothing is missing, and 2 if something could not be
-restored or a bridge is missing or down.`
+restored or a bridge is missing.`
 
 func newReload() *cobra.Command {
 	return &cobra.Command{

@@ -17,7 +17,8 @@ remove Podlace's own state: tables and records. From then on the reference plugi
 delete these pods. The pods' traffic continues.
 
 Install the reference plugins first: pods that Podlace adds later would not be
-rewritten. Without --yes the command changes nothing.
+rewritten, so the command refuses while pods run and a configuration names a
+plugin of Podlace. Without --yes it changes nothing.
 
 Exit status: 0 if everything was done or printed, 1 if state of Podlace remains or
 would remain, 2 if the command could not run.`
@@ -32,7 +33,7 @@ func newRollback() *cobra.Command {
 		Long:    rollbackHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
-			o.ConfDir = folders.ConfDir
+			o.ConfDir, o.BinDir = folders.ConfDir, folders.BinDir
 			if o.Networks, o.Damaged, err = configurations(o.ConfDir); err != nil {
 				return err
 			}
@@ -55,5 +56,6 @@ func newRollback() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&o.Act, "yes", false, "rewrite the state of the pods, and remove that of Podlace")
 	addConfDir(cmd, &folders)
+	addBinDir(cmd, &folders)
 	return cmd
 }

@@ -91,13 +91,24 @@ func (f topologyFlags) draw(ctx context.Context, stdout, stderr io.Writer) error
 	node.printGaps(stderr, slices.ContainsFunc(node.snapshot.Devices, pci.Device.IsVF))
 	for _, a := range list {
 		if link, err := net.InterfaceByName(a.HostInterface); a.HostInterface != "" && a.State == reconcile.Alive &&
-			(err != nil || link.Flags&net.FlagUp == 0) {
-			a.Fault = "interface " + map[bool]string{true: "missing", false: "down"}[err != nil]
+			(err != nil || link.Flags&net.FlagRunning == 0) {
+			a.Fault = interfaceFault(link)
 		}
 	}
 	t := newPicture(f.sriov.Host, list, node.devices(), node.holder)
 	err = printAs(f.output, stdout, t, func() { fmt.Fprint(stdout, t.text()) })
 	return errors.Join(printDamaged(stderr, damaged), err)
+}
+
+// interfaceFault returns why an interface on the node, nil if it is missing, passes no packets.
+func interfaceFault(link *net.Interface) string {
+	switch {
+	case link == nil:
+		return "interface missing"
+	case link.Flags&net.FlagUp == 0:
+		return "interface down"
+	}
+	return "no carrier: the pod's end is down"
 }
 
 // newPicture groups the attachments by bridge and the VFs by PF.

@@ -31,9 +31,9 @@ func isOurs(net reconcile.Network) bool {
 func (n *node) conflist() (found []Finding) {
 	switch {
 	case errors.Is(n.confErr, fs.ErrNotExist):
-		return []Finding{{Level: Error, Code: "no-conf-dir", What: "there is no folder " + n.ConfDir, Evidence: n.confErr.Error(),
-			Consequence: "the node stays NotReady, no pod gets a network",
-			Command:     n.conflistCommand("install -D -m 600 ") + "10-podlace.conflist"}}
+		return []Finding{n.unlessAgent(Finding{Level: Error, Code: "no-conf-dir", What: "there is no folder " + n.ConfDir,
+			Evidence: n.confErr.Error(), Consequence: "the node stays NotReady, no pod gets a network",
+			Command: n.conflistCommand("install -D -m 600 ") + "10-podlace.conflist"})}
 	case n.confErr != nil:
 		return unknown("the network configurations", n.confErr)
 	}
@@ -44,9 +44,9 @@ func (n *node) conflist() (found []Finding) {
 	}
 	switch {
 	case !slices.ContainsFunc(n.networks, isOurs):
-		found = append(found, Finding{Level: Error, Code: "no-network", What: noNetwork, Evidence: n.listNetworks(),
+		found = append(found, n.unlessAgent(Finding{Level: Error, Code: "no-network", What: noNetwork, Evidence: n.listNetworks(),
 			Consequence: "pods get another network, or none",
-			Command:     n.conflistCommand("install -m 600 ")})
+			Command:     n.conflistCommand("install -m 600 ")}))
 	case n.hidden() > 0 && !n.takesAll():
 		first, hidden := n.networks[0], n.networks[n.hidden()]
 		found = append(found, Finding{Level: map[bool]Level{true: Warning, false: Error}[isOurs(first)], Code: "other-network",
@@ -71,6 +71,14 @@ func (n *node) hidden() int {
 	})
 }
 
+// unlessAgent turns the error about a missing configuration into a warning while podlace-node runs, which writes the file itself.
+func (n *node) unlessAgent(f Finding) Finding {
+	if n.running["podlace-node"] {
+		f.Level, f.Command = Warning, "podlace-node status, in the pod of podlace-node or on the node, shows what it waits for"
+	}
+	return f
+}
+
 func (n *node) listNetworks() string {
 	list := []string{n.ConfDir + " is empty"}
 	if len(n.notes) > 0 {
@@ -83,9 +91,14 @@ func (n *node) listNetworks() string {
 }
 
 // takesAll reports whether a runtime on this node loads the configurations of several networks, as CRI-O does with cni_default_network.
-// Others load only the first file.
+// Others load only the first file, which may be of Multus.
 func (n *node) takesAll() bool {
-	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
+	return n.hasMultus() || slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
+}
+
+// hasMultus reports whether the first configuration is of Multus, which hands pods on to any other.
+func (n *node) hasMultus() bool {
+	return len(n.networks) > 0 && slices.Contains([]string{"multus", "multus-shim"}, n.networks[0].Main())
 }
 
 // defaultNetwork reports a cni_default_network in CRI-O's configuration that is no Podlace network.
@@ -140,9 +153,26 @@ func (n *node) conflistKeys() (found []Finding) {
 	return found
 }
 
-// ownNetworks returns the networks whose main plugin is bridge or sriov.
-func (n *node) ownNetworks() []reconcile.Network {
-	return slices.DeleteFunc(slices.Clone(n.networks), func(net reconcile.Network) bool { return !isOurs(net) })
+// ownNetworks returns the networks with bridge or sriov that pods use: those that a runtime or Multus takes, and those with a record.
+// Others may be of podman, which has a folder of plugins of its own.
+func (n *node) ownNetworks() (own []reconcile.Network) {
+	for _, net := range n.networks {
+		first := len(own) == 0 && !n.takesAll()
+		named := func(r runtimeConfig) bool { return r.Network == net.Name }
+		if isOurs(net) && (first || n.hasMultus() || slices.ContainsFunc(n.runtimes, named) || n.hasRecord(net.Name)) {
+			own = append(own, net)
+		}
+	}
+	return own
+}
+
+// isOwn reports whether a network is Podlace's, also if it has no configuration any more.
+func (n *node) isOwn(network string) bool {
+	return n.hasRecord(network) || slices.ContainsFunc(n.ownNetworks(), func(net reconcile.Network) bool { return net.Name == network })
+}
+
+func (n *node) hasRecord(network string) bool {
+	return slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool { return a.Network == network && !a.Since.IsZero() })
 }
 
 // pluginTypes returns the plugin binaries that Podlace's networks need, including IPAM plugins. host-local is left out if it runs inside
@@ -217,7 +247,7 @@ func (n *node) cachedPlugins(known []string) (found []Finding) {
 		types = append(types, plugin.TypesOf(kind)...)
 	}
 	for _, user := range reconcile.Users(nil, types...) {
-		if slices.Contains(known, user.Plugin) {
+		if slices.Contains(known, user.Plugin) || !strings.HasPrefix(user.Plugin, plugin.ClusterPrefix) && !n.isOwn(user.Network) {
 			continue
 		}
 		known = append(known, user.Plugin)
@@ -236,6 +266,7 @@ func (n *node) status() (found []Finding) {
 	if len(n.pluginTypes()) == 0 {
 		return skipped(noNetwork)
 	}
+	n.beforeStatus = map[string][]Finding{"ports": n.ports(), "rules": n.rules()}
 	for _, net := range n.ownNetworks() {
 		for _, err := range reconcile.Status(net, n.BinDir) {
 			var code plugin.FindingCode

@@ -62,6 +62,7 @@ type node struct {
 	notes    []string            // unusable configurations
 	confErr  error               // reason why the folder of the configurations cannot be read
 
+	beforeStatus   map[string][]Finding // findings of checks before STATUS restored what it could
 	attachments    []*reconcile.Attachment
 	attachmentsErr error
 }
@@ -83,10 +84,10 @@ func checks() []check {
 		{"binaries", "all plugins are in place, of one version", (*node).binaries},
 		{"addresses", "addresses are left", (*node).addresses},
 		{"records", "all records belong to living pods", (*node).records},
-		{"ports", "all pods are connected to their bridge", (*node).ports},
-		{"rules", "no rules are missing", (*node).rules},
-		{"status", "all plugins are ready", (*node).status},       // after the check "rules", because STATUS restores rules
-		{"pods", "CHECK of the live pods succeeds", (*node).pods}, // after the check "status", which restores rules
+		{"status", "all plugins are ready", (*node).status},
+		{"ports", "all pods are connected to their bridge", (*node).portsNow}, // after "status", which restores ports, rules and forwarding
+		{"rules", "no rules are missing", (*node).rulesNow},
+		{"pods", "CHECK of the live pods succeeds", (*node).pods},
 		{"node-agent", "podlace-node is ready", (*node).agent},
 		{"forwarding", "the kernel forwards packets", (*node).forwarding},
 		{"forward-policy", "no other firewall drops the packets of pods", (*node).forwardPolicy},

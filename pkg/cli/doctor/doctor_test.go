@@ -201,6 +201,11 @@ func runtimeCases() map[string]breakage {
 			l.write("etc/containerd/conf.d/cni.toml", "[plugins.\"io.containerd.cri.v1.runtime\".cni]\nconf_dir = \"/imported\"\nbin_dirs = [\""+
 				l.BinDir+"\"]\n")
 		}, "names /imported"},
+		"its own file's name": {"runtime", func(l *lab) {
+			kerneltest.Must(l.t, os.Rename(l.ConfDir+"/10-podlace.conflist", l.ConfDir+"/20-pods.conflist"))
+			l.write("etc/containerd/config.toml", "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\nconf_dir = \"/elsewhere\"\n"+
+				"bin_dirs = [\""+l.BinDir+"\"]\n")
+		}, "/net.d/20-pods.conflist /elsewhere/"},
 		"broken TOML": {"runtime", func(l *lab) {
 			l.write("etc/containerd/config.toml", "[[")
 		}, "could not read the configuration of containerd"},
@@ -354,6 +359,33 @@ func TestRemedies(t *testing.T) {
 		if left := l.problems(check); len(left) > 0 {
 			t.Errorf("%s: still %q", check, left)
 		}
+	}
+}
+
+// TestUnusedVLANs: a kernel without VLANs on bridges is reported only if a network needs them, or if there is no network yet.
+func TestUnusedVLANs(t *testing.T) {
+	l := newLab(t)
+	look := func() bool {
+		return strings.Contains(strings.Join(l.problems("kernel-features"), ""), "VLANs on bridges")
+	}
+	if look() {
+		t.Error("no network has a VLAN")
+	}
+	l.write("net.d/10-podlace.conflist", strings.Replace(ours, `"isGateway"`, `"vlan": 7, "isGateway"`, 1))
+	lacks := look()
+	os.RemoveAll(l.ConfDir)
+	if before := look(); before != lacks {
+		t.Errorf("reported with a VLAN: %v, before the first network: %v", lacks, before)
+	}
+	kerneltest.Feature(t, !lacks, "VLANs on bridges")
+}
+
+// TestNoUplink: without a default route, no bridge has too large an MTU.
+func TestNoUplink(t *testing.T) {
+	l := newLab(t)
+	l.bridge("cnidoc", 9000)
+	if found := l.problems("mtu"); len(found) > 0 {
+		t.Errorf("%q", found)
 	}
 }
 

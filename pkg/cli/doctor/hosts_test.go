@@ -3,13 +3,10 @@
 package doctor
 
 import (
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/podlace/podlace/pkg/cli/reconcile"
 )
 
 // TestFirewalldChain: firewalld's chain ends with a reject rule. Only firewalld can add to its own chain, so the remedy adds the bridge to
@@ -57,6 +54,7 @@ func TestForwardingKeepsRoute(t *testing.T) {
 			return nil
 		},
 	}
+	newLab(t).live("fd91::/64")
 	for name, apply := range remedies {
 		l := newLab(t)
 		l.uplink("lan7")
@@ -68,8 +66,6 @@ func TestForwardingKeepsRoute(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer n.host.Close()
-		pod := &reconcile.Attachment{State: reconcile.Alive, Addresses: []netip.Addr{netip.MustParseAddr("fd00::2")}}
-		n.attachments, n.attachmentsErr = []*reconcile.Attachment{pod}, nil
 		found := n.forwarding()
 		if len(found) != 1 || !strings.Contains(found[0].Evidence, "net.ipv6.conf.all.forwarding") {
 			t.Fatalf("%s: %+v", name, found)

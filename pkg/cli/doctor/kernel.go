@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -23,6 +24,7 @@ type feature struct {
 	option string // of the kernel's configuration
 	module string
 	needed string // what needs it
+	key    string // text in the configuration of each network that needs it, or ""
 	level  Level  // when it is missing
 	try    func(*kernel.Node) error
 }
@@ -32,31 +34,31 @@ type feature struct {
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{
-		{"veth pairs", "CONFIG_VETH", "veth", "bridge", Error, func(n *kernel.Node) error {
+		{"veth pairs", "CONFIG_VETH", "veth", "bridge", "", Error, func(n *kernel.Node) error {
 			_, err := n.AddVeth(kernel.Veth{Host: "veth0", Pod: "veth1"})
 			return err
 		}},
-		{"bridges", "CONFIG_BRIDGE", "bridge", "bridge", Error, func(n *kernel.Node) error {
+		{"bridges", "CONFIG_BRIDGE", "bridge", "bridge", "", Error, func(n *kernel.Node) error {
 			return n.AddBridge("bridge0", mac, 0, false, false)
 		}},
-		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", Warning, tryVLANs},
-		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", Error, tryTables},
-		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", Warning, func(n *kernel.Node) error {
+		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", `"vlan`, Warning, tryVLANs},
+		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", "", Error, tryTables},
+		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", "", Warning, func(n *kernel.Node) error {
 			return onLink(n, "veth0", func(l kernel.Link) error {
 				return n.Shape(l, kernel.Bucket{Rate: 1e6, Burst: 1e5, Limit: 1e5})
 			})
 		}},
-		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_CLS_U32 or _MATCHALL, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", Warning, tryRedirect},
-		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", Warning, func(n *kernel.Node) error {
+		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_CLS_U32 or _MATCHALL, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", "", Warning, tryRedirect},
+		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", "", Warning, func(n *kernel.Node) error {
 			_, _, err := n.EnsureVXLAN(kernel.VXLAN{Name: "vxlan0", MAC: mac, VNI: 1, Port: 4789, MTU: 1400,
 				Local: netip.MustParseAddr("127.0.0.1")}, 1)
 			return err
 		}},
-		{"nexthop objects", "Linux 5.3", "", "podlace-node", Warning, func(n *kernel.Node) error {
+		{"nexthop objects", "Linux 5.3", "", "podlace-node", "", Warning, func(n *kernel.Node) error {
 			_, err := n.Nexthops()
 			return err
 		}},
-		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", Warning, func(n *kernel.Node) error {
+		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", "", Warning, func(n *kernel.Node) error {
 			_, err := n.Get("ipv6/conf/all/forwarding")
 			return err
 		}},
@@ -99,13 +101,19 @@ func onLink(n *kernel.Node, name string, f func(kernel.Link) error) error {
 func (n *node) kernelFeatures() (found []Finding) {
 	err := kernel.InScratch(func(scratch *kernel.Node) error {
 		for _, f := range features() {
-			if err := f.try(scratch); err != nil {
+			if err := f.try(scratch); err != nil && n.needs(f) {
 				found = append(found, f.missing(err))
 			}
 		}
 		return nil
 	})
 	return append(found, unknown("the features of the kernel", err)...)
+}
+
+// needs reports whether this node's networks may need a feature. Without a network each feature counts.
+func (n *node) needs(f feature) bool {
+	named := func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(f.key)) }
+	return len(n.ownNetworks()) == 0 || slices.ContainsFunc(n.ownNetworks(), named)
 }
 
 func (f feature) missing(err error) Finding {
@@ -139,11 +147,20 @@ func (n *node) number(path string) (value int, ok bool) {
 
 // forwarding reports a node with live pods that does not forward packets. With isGateway, each ADD enables forwarding.
 func (n *node) forwarding() (found []Finding) {
-	if n.attachmentsErr != nil {
-		return unknown("the records", n.attachmentsErr)
+	records, err := bridge.Gateways()
+	if err != nil || n.attachmentsErr != nil {
+		return unknown("the records", errors.Join(err, n.attachmentsErr))
 	}
-	if len(n.attachmentsIn(reconcile.Alive)) == 0 {
-		return skipped("no pod lives here; bridge enables forwarding with the first one")
+	forwards := map[bool]bool{} // whether a pod has a gateway of IPv4, and of IPv6
+	for _, rec := range records {
+		if pod := n.attachment(rec.Key); pod != nil && pod.State == reconcile.Alive {
+			for _, gw := range rec.Gateways {
+				forwards[gw.Addr().Is4()] = true
+			}
+		}
+	}
+	if len(forwards) == 0 {
+		return skipped("no pod with a gateway lives here; bridge enables forwarding with the first one")
 	}
 	settings := []struct{ path, key string }{
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
@@ -154,7 +171,7 @@ func (n *node) forwarding() (found []Finding) {
 		}
 	}
 	for _, f := range settings {
-		if value, ok := n.number(f.path); ok && value == 0 && n.hasFamily(strings.HasPrefix(f.path, "ipv4")) {
+		if value, ok := n.number(f.path); ok && value == 0 && forwards[strings.HasPrefix(f.path, "ipv4")] {
 			found = append(found, Finding{Level: Error, What: "forwarding is disabled", Evidence: f.key + " = 0",
 				Consequence: "pods reach nothing beyond their node",
 				Command:     n.keepAdvertised(f.path) + "sysctl -w " + f.key + "=1; grep -r " + f.key + " /etc/sysctl.*",
@@ -306,11 +323,4 @@ func fewNeighbours(family string, most, peers int) []Finding {
 		Evidence:    fmt.Sprintf("net.%s.neigh.default.gc_thresh3 = %d, podlace-node knows %d peers", family, most, peers),
 		Consequence: "with routes over one link the node needs an entry for each peer, and drops packets beyond the limit",
 		Command:     fmt.Sprintf("sysctl -w net.%s.neigh.default.gc_thresh3=%d", family, max(4096, 4*peers))}}
-}
-
-// hasFamily reports whether any attachment has an address of the family. It is true if the attachments cannot be read.
-func (n *node) hasFamily(is4 bool) bool {
-	return n.attachmentsErr != nil || slices.ContainsFunc(n.attachments, func(a *reconcile.Attachment) bool {
-		return slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return addr.Is4() == is4 })
-	})
 }

@@ -87,7 +87,7 @@ func (n *node) checkPods(budget time.Duration) (checked, left int, failed []fail
 	start := time.Now()
 	for _, a := range n.attachments {
 		switch {
-		case a.State != reconcile.Alive || !a.Cached:
+		case a.State != reconcile.Alive || !a.Cached || !n.isOwn(a.Network):
 			continue
 		case time.Since(start) >= budget:
 			left++

@@ -246,27 +246,39 @@ func (n *node) runtimeFolders() (found []Finding) {
 			Consequence: "doctor examines " + n.ConfDir + " and " + n.BinDir + ", which the runtime may not read",
 			Command:     "podlace doctor --conf-dir FOLDER --bin-dir FOLDER"}}
 	}
+	served := false
 	for _, r := range n.runtimes {
-		found = append(found, n.compareFolders(r)...)
+		differs := n.compareFolders(r)
+		served = served || len(differs) == 0
+		found = append(found, differs...)
+	}
+	for i, f := range found {
+		if served && f.Level == Error { // such as Docker's containerd beside that of k3s
+			found[i].Level, found[i].Command = Warning, "if this runtime starts pods for Podlace: "+f.Command
+		}
 	}
 	return found
 }
 
 func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
-	file := cmp.Or(r.File, "its defaults")
+	source := cmp.Or(r.File, "its defaults")
 	if r.err != nil {
 		return unknown("the configuration of "+r.Name, r.err)
 	}
 	if filepath.Clean(r.ConfDir) != filepath.Clean(n.ConfDir) {
+		file := n.ConfDir + "/10-podlace.conflist"
+		if own := n.ownNetworks(); len(own) > 0 {
+			file = own[0].File
+		}
 		found = append(found, Finding{Level: Error, Code: "runtime-conf-dir", What: r.Name + " reads no configuration in " + n.ConfDir,
-			Evidence:    fmt.Sprintf("%s names %s", file, r.ConfDir),
+			Evidence:    fmt.Sprintf("%s names %s", source, r.ConfDir),
 			Consequence: "pods get the network of the other folder",
-			Command:     "install -m 600 " + n.ConfDir + "/10-podlace.conflist " + r.ConfDir + "/"})
+			Command:     "install -m 600 " + file + " " + r.ConfDir + "/"})
 	}
 	clean := func(dir string) bool { return filepath.Clean(dir) == filepath.Clean(n.BinDir) }
 	if !slices.ContainsFunc(r.BinDirs, clean) {
 		found = append(found, Finding{Level: Error, Code: "runtime-bin-dir", What: r.Name + " looks for no plugin in " + n.BinDir,
-			Evidence:    fmt.Sprintf("%s names %s", file, strings.Join(r.BinDirs, ", ")),
+			Evidence:    fmt.Sprintf("%s names %s", source, strings.Join(r.BinDirs, ", ")),
 			Consequence: "pods get the plugins of the other folder, or none",
 			Command:     n.makeInstall(r.BinDirs[0])})
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -33,7 +34,7 @@ func (n *node) attachmentsIn(state string) []*reconcile.Attachment {
 
 // addresses reports range sets that are almost full, and changed subnets if live pods have addresses of the old one.
 func (n *node) addresses() (found []Finding) {
-	for _, net := range n.networks {
+	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
 			if plugin.Kind(p.IPAM) == "host-local" {
 				found = append(found, addressesOf(net, p)...)
@@ -99,11 +100,28 @@ func (n *node) records() (found []Finding) {
 	return found
 }
 
+// portsNow and rulesNow report as a warning what STATUS has just restored.
+func (n *node) portsNow() []Finding { return n.sinceStatus("ports", n.ports()) }
+func (n *node) rulesNow() []Finding { return n.sinceStatus("rules", n.rules()) }
+
+func (n *node) sinceStatus(check string, left []Finding) []Finding {
+	for _, f := range n.beforeStatus[check] {
+		if slices.ContainsFunc(left, func(l Finding) bool { return l.Code == f.Code && l.Consequence == f.Consequence }) {
+			continue
+		}
+		f.Level, f.What = Warning, "restored by doctor's call of STATUS: "+f.What
+		f.Code, f.Consequence = "restored", "until then: "+f.Consequence
+		f.Command = "podlace doctor firewall-reload networkd networkmanager, to find the program that removes them"
+		left = append(left, f)
+	}
+	return left
+}
+
 // rules reports missing firewall rules and bandwidth limits of live pods.
 func (n *node) rules() (found []Finding) {
-	if !bridge.Intact(n.host) {
-		found = append(found, Finding{Code: "rules-missing", What: "rules, gateway addresses or forwarding of the plugin bridge are missing",
-			Consequence: "pods have no gateway, no masquerade or no protection from one another"})
+	if lost, _ := bridge.Lost(n.host); len(lost) > 0 {
+		found = append(found, Finding{Code: "rules-missing", What: "the kernel lacks " + strings.Join(lost, ", "),
+			Consequence: "pods have no gateway, no masquerade, no forwarding or no protection from one another"})
 	}
 	if !portmap.Intact(n.host) {
 		found = append(found, Finding{Code: "rules-missing", What: "rules of the plugin portmap are missing",

@@ -13,6 +13,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -30,6 +31,7 @@ import (
 // Options are those of one call of Run.
 type Options struct {
 	ConfDir  string              // the runtime's configuration folder
+	BinDir   string              // the runtime's folder of plugins
 	Networks []reconcile.Network // networks in that folder
 	Damaged  []string            // unreadable files in that folder
 	Act      bool                // false for a dry run
@@ -63,6 +65,9 @@ func Run(o Options) error {
 		return err
 	}
 	if err := j.checkReadable(records); err != nil {
+		return err
+	}
+	if err := j.checkPlugins(records); err != nil {
 		return err
 	}
 	for _, u := range reconcile.Users(j.Networks, plugin.PodType) {
@@ -112,6 +117,46 @@ func (j *job) checkReadable(all []networkRecords) error {
 			return fmt.Errorf("network %s has no configuration in %s that can be read: %s", r.network, j.ConfDir, strings.Join(j.Damaged, "; "))
 		}
 	}
+	return nil
+}
+
+func (r networkRecords) hasPods() bool {
+	for _, records := range r.found {
+		for _, rec := range records {
+			if !plugin.NetnsGone(rec.Netns) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// checkPlugins reports plugins of Podlace that the runtime would start for new pods while the running ones are rewritten. With Act it is an
+// error. On a node without pods the plugins may stay, because `make uninstall` comes next.
+func (j *job) checkPlugins(all []networkRecords) error {
+	if !slices.ContainsFunc(all, networkRecords.hasPods) {
+		return nil
+	}
+	var files []string
+	for _, net := range j.Networks {
+		for _, p := range net.Plugins {
+			for _, name := range []string{p.Type, p.IPAM} {
+				file := filepath.Join(j.BinDir, name)
+				if _, err := reconcile.Version(file); name != "" && err == nil && !slices.Contains(files, file) {
+					files = append(files, file)
+				}
+			}
+		}
+	}
+	if len(files) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("new pods would still be Podlace's, because %s are: first put the reference's plugins in their place and take podlace-pod "+
+		"out of the conflist; find %s -name '*.before-podlace*' lists the kept ones", strings.Join(files, ", "), j.BinDir)
+	if j.Act {
+		return err
+	}
+	j.printLine("NOTE: %s", err.Error())
 	return nil
 }
 
