@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// rebuildEvery is how often lost records, unattached devices and new attachments are searched. A record is lost if it is missing
-	// although the claim is in the kubelet's file.
+	// rebuildEvery is how often lost records, unattached devices, new attachments and damaged metadata files are searched. A record is
+	// lost if it is missing although the claim is in the kubelet's file.
 	rebuildEvery = 10 * time.Second
 	// collectEvery is the time between two searches for orphaned records.
 	collectEvery = time.Minute
@@ -34,7 +34,7 @@ const (
 )
 
 // collector deletes orphaned claim records, rebuilds lost ones, finds claims whose devices no pod has attached, and counts attachments
-// by NUMA alignment.
+// by NUMA alignment. It also updates metadata files, which need no API server, after each change of a journal.
 type collector struct {
 	*Driver
 	missing    map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
@@ -49,13 +49,14 @@ func (d *Driver) collectLoop(ctx context.Context) {
 	c := &collector{Driver: d, began: time.Now().Truncate(time.Second)}
 	defer c.count.unattached.Set(0)
 	c.rebuild(ctx)
+	journals := d.watchJournals(ctx)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
-	defer rebuild.Stop()
-	defer collect.Stop()
 	for {
+		d.updateMetadata()
 		select {
 		case <-ctx.Done():
 			return
+		case <-journals:
 		case now := <-rebuild.C:
 			c.findUnattached(now)
 			c.countAlignment(ctx, now)
@@ -100,8 +101,8 @@ func (c *collector) collect(ctx context.Context, now time.Time) {
 		}
 	}
 	c.missing = missing
-	if errors.Join(errRecords, err) == nil {
-		c.reportError("metadata", c.removeStaleMetadata(records, notes, now))
+	if err == nil {
+		c.reportError("metadata", c.removeStaleMetadata(notes, now))
 	}
 }
 

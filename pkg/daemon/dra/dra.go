@@ -80,6 +80,7 @@ type Driver struct {
 	callTimeout time.Duration // the constant callTimeout, less in tests
 	failures    repeatLimit   // rate limit for logging repeated failures
 	count       claimCounters
+	metadata    sync.Mutex // of metadata files and their CDI specifications
 	failed      chan error // receives a fatal error of the running server
 
 	mu         sync.Mutex
@@ -106,7 +107,7 @@ func New(o Options) *Driver {
 func (d *Driver) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop, d.metadataLoop) })
+	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop) })
 	d.serve(ctx)
 }
 

@@ -4,34 +4,37 @@ package dra
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/dynamic-resource-allocation/api/metadata"
 	"k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
 	"k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
-	"k8s.io/dynamic-resource-allocation/devicemetadata"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/sriov"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // Containers read the attributes and addresses of their devices in metadata files (KEP-5304), one for each request of a claim. The
 // Kubernetes library writes them after Prepare with a CDI specification that mounts them, and removes them after Unprepare. A failure
-// of either is logged and changes nothing for the pod, which then has no file.
+// of either is logged and changes nothing for the pod, which then has no file. A container would not see a new inode in place of its
+// file, so the content is saved beside the file, atomically, and then written into it.
+const (
+	metadataFile   = "metadata.json"
+	savedMetadata  = "saved.json"
+	metadataPrefix = claim.Driver + "_metadata_" // of the CDI specifications <prefix><uid>_<request>.json
+)
 
 // metadataFolder is the library's folder of metadata files, <namespace>_<claim>/<request>/metadata.json.
 func (o Options) metadataFolder() string {
@@ -42,31 +45,47 @@ func (o Options) metadataFolder() string {
 // metadataOptions returns the options that switch the library's metadata on. KubeVirt 1.8 reads only v1alpha1.
 func (d *Driver) metadataOptions() []kubeletplugin.Option {
 	remove := func(path string) error {
-		if err := os.RemoveAll(path); err != nil {
+		if err := d.removeMetadata(path); err != nil {
 			d.options.Log.Warn("could not remove device metadata; retrying every minute", "path", path, "error", err)
 		}
 		return nil
 	}
+	ops := kubeletplugin.MetadataFileOperations{WriteFile: d.writePrepared, RemoveAll: remove, Remove: remove}
 	versions := []schema.GroupVersion{v1beta1.SchemeGroupVersion, v1alpha1.SchemeGroupVersion}
-	return []kubeletplugin.Option{kubeletplugin.EnableDeviceMetadata(d.options.CDI != "", versions), kubeletplugin.CDIDirectory(d.options.CDI),
-		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: overwrite, RemoveAll: remove, Remove: remove})}
+	return []kubeletplugin.Option{kubeletplugin.EnableDeviceMetadata(d.options.CDI != "", versions),
+		kubeletplugin.CDIDirectory(d.options.CDI), kubeletplugin.MetadataFileOps(ops)}
 }
 
-// overwrite writes a file and keeps its inode, which containers have mounted: they would not see a new file in its place. It reserves
-// the space first, so that a full disk leaves the former content.
-func overwrite(name string, data []byte, mode fs.FileMode) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, mode)
+// writePrepared writes a metadata file or its CDI specification for Prepare.
+func (d *Driver) writePrepared(path string, data []byte, _ fs.FileMode) error {
+	d.metadata.Lock()
+	defer d.metadata.Unlock()
+	var err error
+	before, _ := os.ReadFile(filepath.Join(filepath.Dir(path), savedMetadata))
+	if ownerOf(before) != ownerOf(data) { // no container of a former claim with this name may see the new content
+		err = os.RemoveAll(path)
+	}
+	return errors.Join(err, writeMetadata(path, data))
+}
+
+// writeMetadata writes a CDI specification, or a metadata file that lacks this content.
+func writeMetadata(path string, data []byte) error {
+	folder, name := filepath.Split(path)
+	dir, err := store.Make(folder, 0o755)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
-		return &fs.PathError{Op: "allocate", Path: name, Err: err}
+	defer dir.Close()
+	if name != metadataFile {
+		return dir.Write(name, data, 0o644)
 	}
-	if _, err := f.WriteAt(data, 0); err != nil {
+	if now, err := dir.Read(name); err == nil && bytes.Equal(now, data) {
+		return nil
+	}
+	if err := dir.Write(savedMetadata, data, 0o644); err != nil {
 		return err
 	}
-	return f.Truncate(int64(len(data)))
+	return dir.Overwrite(name, data, 0o644)
 }
 
 // metadataOf returns what the metadata file of a device contains. h is its attachment, or nil if no pod has the device.
@@ -78,120 +97,105 @@ func metadataOf(attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttri
 	return m
 }
 
-// metadataLoop updates metadata files after ADD or DEL has changed a journal, until ctx is done. ADD does not wait for it, but it is
-// usually done before the runtime starts the first container.
-func (d *Driver) metadataLoop(ctx context.Context) {
-	if d.options.CDI == "" {
-		return
-	}
-	journals := d.watchJournals(ctx)
-	seen := map[string]string{}
-	for ctx.Err() == nil {
-		wait := collectEvery
-		if !d.updateMetadata(ctx, seen) {
-			wait = restartPause
-		}
-		select {
-		case <-ctx.Done():
-		case <-journals:
-		case <-time.After(wait):
-			clear(seen)
-		}
-	}
-}
-
-// updateMetadata updates the metadata of all prepared claims, and reports whether nothing remains to be done. seen maps the UIDs of
-// claims to attachments for which nothing remains.
-func (d *Driver) updateMetadata(ctx context.Context, seen map[string]string) bool {
+// updateMetadata writes the attachments of all claims into their metadata files. ADD does not wait for it, but it is usually done before
+// the runtime starts the first container.
+func (d *Driver) updateMetadata() {
 	records, _ := d.records.List() // unreadable records are skipped
 	held, err := sriov.Holdings()
-	helper := d.server()
-	if err != nil || helper == nil {
-		return false
+	if err != nil {
+		return
 	}
-	done := true
 	for _, r := range records {
-		uid, text := r.Claim().UID, ""
-		for _, dev := range r.Devices {
-			text += fmt.Sprintln(networkData(holdingOf(held, uid, dev.Claim.Device)))
-		}
-		if r.State != claim.Prepared || seen[uid] == text {
-			continue
-		}
-		err := d.updateClaimMetadata(ctx, helper, r.Claim(), held)
-		if d.failures.isDue("metadata "+uid, err, time.Now()) {
+		err := d.updateClaimMetadata(r.Claim(), held)
+		if d.failures.isDue("metadata "+r.Claim().UID, err, time.Now()) {
 			d.options.Log.Warn("could not update the device metadata of a claim; retrying", "claim", r.String(), "error", err)
 		}
-		if err == nil {
-			seen[uid] = text
-		}
-		done = done && err == nil
 	}
-	return done
 }
 
-// updateClaimMetadata writes the network data of attachments into the metadata files of a claim. It is a no-op if they have it, or if
-// the claim was prepared without files.
-func (d *Driver) updateClaimMetadata(ctx context.Context, helper *kubeletplugin.Helper, c poddevices.Claim, held []sriov.Holding) error {
-	files, err := filepath.Glob(filepath.Join(d.options.metadataFolder(), c.Namespace+"_"+c.Name, "*", "metadata.json"))
-	errs := []error{err}
+// updateClaimMetadata is a no-op if the files of a claim are up to date, or if it was prepared without files.
+func (d *Driver) updateClaimMetadata(c poddevices.Claim, held []sriov.Holding) error {
+	d.metadata.Lock()
+	defer d.metadata.Unlock()
+	files, _ := filepath.Glob(filepath.Join(d.options.metadataFolder(), c.Namespace+"_"+c.Name, "*", savedMetadata))
+	var errs []error
 	for _, path := range files {
-		m, err := readMetadata(path)
+		data, err := os.ReadFile(path)
+		if ownerOf(data) == c.UID { // else another claim has this name
+			err = writeMetadata(filepath.Join(filepath.Dir(path), metadataFile), withAttachments(data, c.UID, held))
+		}
 		errs = append(errs, err)
-		if string(m.UID) != c.UID { // the file of a later claim with the same name
-			continue
-		}
-		for _, request := range m.Requests {
-			var devices []kubeletplugin.Device
-			changed := false
-			for _, dev := range request.Devices {
-				now := metadataOf(dev.Attributes, holdingOf(held, c.UID, dev.Name))
-				changed = changed || !equality.Semantic.DeepEqual(now.NetworkData, dev.NetworkData)
-				devices = append(devices, kubeletplugin.Device{PoolName: dev.Pool, DeviceName: dev.Name, Metadata: now})
-			}
-			if changed {
-				errs = append(errs, helper.UpdateRequestMetadata(ctx, c.Namespace, c.Name, m.UID, request.Name, devices))
-			}
-		}
 	}
 	return errors.Join(errs...)
 }
 
-// readMetadata reads a metadata file. An empty one, which a full disk leaves at Prepare and no container has, belongs to no claim.
-func readMetadata(path string) (m metadata.DeviceMetadata, err error) {
-	data, err := os.ReadFile(path)
-	if err != nil || len(data) == 0 {
-		return m, err
+// withAttachments returns the content of a metadata file with the attachments of its devices. Both versions have the same fields.
+func withAttachments(data []byte, uid string, held []sriov.Holding) []byte {
+	var out bytes.Buffer
+	stream, encoder, changed := json.NewDecoder(bytes.NewReader(data)), json.NewEncoder(&out), false
+	encoder.SetIndent("", "  ")
+	for stream.More() {
+		var m v1beta1.DeviceMetadata
+		_ = stream.Decode(&m) // it is ours, and complete
+		for i, dev := range m.Requests[0].Devices {
+			now := networkData(holdingOf(held, uid, dev.Name))
+			changed = changed || !equality.Semantic.DeepEqual(now, dev.NetworkData)
+			m.Requests[0].Devices[i].NetworkData = now
+		}
+		m.Generation++
+		_ = encoder.Encode(m)
 	}
-	if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(bytes.NewReader(data)), &m); err != nil {
-		return m, fmt.Errorf("%s: %w", path, err)
+	if !changed {
+		return data
 	}
-	return m, nil
+	return out.Bytes()
+}
+
+// ownerOf returns the UID of the claim whose metadata file has this content, or "".
+func ownerOf(data []byte) string {
+	var m v1beta1.DeviceMetadata
+	_ = json.NewDecoder(bytes.NewReader(data)).Decode(&m)
+	return string(m.UID)
+}
+
+// removeMetadata removes a CDI specification or a folder of metadata, unless its claim is among those given or has a record, which
+// Prepare writes first.
+func (d *Driver) removeMetadata(path string, notes ...claim.KubeletClaim) error {
+	d.metadata.Lock()
+	defer d.metadata.Unlock()
+	var uids []string
+	if spec, ok := strings.CutPrefix(filepath.Base(path), metadataPrefix); ok {
+		uids = strings.Split(spec, "_")[:1]
+	}
+	files, _ := filepath.Glob(filepath.Join(path, "*", savedMetadata))
+	for _, file := range files {
+		data, _ := os.ReadFile(file)
+		uids = append(uids, ownerOf(data))
+	}
+	for _, uid := range uids {
+		_, err := claim.Read(d.options.Claims, uid)
+		noted := slices.ContainsFunc(notes, func(n claim.KubeletClaim) bool { return n.UID == uid })
+		if uid != "" && (noted || !errors.Is(err, fs.ErrNotExist)) {
+			return nil
+		}
+	}
+	return os.RemoveAll(path)
 }
 
 // removeStaleMetadata removes metadata that is older than orphanedAfter and whose claim has neither a record nor an entry in the
 // kubelet's file. It may be left when the collector has unprepared a claim, or when its removal failed.
-func (c *collector) removeStaleMetadata(records []claim.Record, notes []claim.KubeletClaim, now time.Time) error {
-	used := map[string]bool{}
-	for _, r := range records {
-		used[r.Claim().Namespace+"_"+r.Claim().Name], used[r.Claim().UID] = true, true
-	}
-	for _, n := range notes {
-		used[n.Namespace+"_"+n.Name], used[n.UID] = true, true
-	}
-	folders, err1 := filepath.Glob(filepath.Join(c.options.metadataFolder(), "*"))
-	specs, err2 := filepath.Glob(filepath.Join(c.options.CDI, claim.Driver+"_metadata_*"))
-	errs := []error{err1, err2}
+func (c *collector) removeStaleMetadata(notes []claim.KubeletClaim, now time.Time) error {
+	folders, _ := filepath.Glob(filepath.Join(c.options.metadataFolder(), "*"))
+	specs, _ := filepath.Glob(filepath.Join(c.options.CDI, metadataPrefix+"*"))
+	var errs []error
 	for _, path := range append(folders, specs...) {
-		owner := filepath.Base(path) // <namespace>_<claim>, or <driver>_metadata_<uid>_<request>.json
-		if spec, ok := strings.CutPrefix(owner, claim.Driver+"_metadata_"); ok {
-			owner, _, _ = strings.Cut(spec, "_")
-		}
 		info, err := os.Stat(path)
-		if err == nil && !used[owner] && now.Sub(info.ModTime()) >= orphanedAfter {
-			err = os.RemoveAll(path)
+		if err == nil && now.Sub(info.ModTime()) >= orphanedAfter {
+			err = c.removeMetadata(path, notes...)
 		}
-		errs = append(errs, err)
+		if !errors.Is(err, fs.ErrNotExist) { // Unprepare may be faster
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +24,7 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/podlace/podlace/pkg/claim"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // startContainer mounts the metadata files of a claim as a runtime does for a container, until the test ends, and returns their paths.
@@ -130,7 +133,12 @@ func TestMetadata(t *testing.T) {
 	if now := l.generation("nic", "a"); now != before {
 		t.Errorf("a restart changed generation %d to %d", before, now)
 	}
+	file, spec := l.metadataFile("web", "a"), filepath.Join(l.options.CDI, claim.Driver+"_metadata_c-1_a.json")
+	fileBefore, specBefore := inode(t, file), inode(t, spec)
 	k.prepareClaims(c) // a restarted kubelet prepares all claims again
+	if inode(t, file) != fileBefore || inode(t, spec) == specBefore {
+		t.Error("Prepare replaced the file, or wrote the CDI specification in place")
+	}
 	l.awaitMetadata("nic", "a", attached0)
 	l.detach(vf0)
 	l.awaitMetadata("nic", "a", vf0Text)
@@ -139,6 +147,18 @@ func TestMetadata(t *testing.T) {
 	}
 	l.noMetadata()
 	stop()
+}
+
+// metadataFile returns the path of a metadata file on the node.
+func (l *draLab) metadataFile(name, request string) string {
+	return filepath.Join(l.options.metadataFolder(), "shop_"+name, request, metadataFile)
+}
+
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	var info unix.Stat_t
+	must(t, unix.Stat(path, &info))
+	return info.Ino
 }
 
 // generation returns the generation of a metadata file that a container has.
@@ -178,7 +198,7 @@ func checkVersions(t *testing.T, paths ...string) {
 }
 
 // TestMetadataOfNamedClaim: the file of a claim that no template made is found by the claim's name. A later claim of this name keeps its
-// file when a pod of the former one is found.
+// file when a pod of the former one is found, and when the former is unprepared. No container of the former one sees it.
 func TestMetadataOfNamedClaim(t *testing.T) {
 	l := newDRALab(t)
 	l.runDriver()
@@ -187,6 +207,11 @@ func TestMetadataOfNamedClaim(t *testing.T) {
 	old.Annotations, next.Annotations = nil, nil
 	l.addClaims(old)
 	k.prepareClaims(old)
+	former, err := os.Open(l.metadataFile("web", "a"))
+	must(t, err)
+	defer former.Close()
+	before, err := io.ReadAll(former)
+	must(t, err)
 	must(t, l.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), next, "shop"))
 	k.prepareClaims(next)
 	l.startContainer(next)
@@ -199,8 +224,111 @@ func TestMetadataOfNamedClaim(t *testing.T) {
 	if got := read(); got != attached0 {
 		t.Error(got)
 	}
-	l.detach(vf0)
+	now := make([]byte, len(before))
+	if _, err := former.ReadAt(now, 0); err != nil || !bytes.Equal(now, before) {
+		t.Errorf("a container of the former claim reads %s: %v", now, err)
+	}
 	l.detach(vf1)
+	if got := k.unprepareClaims("c-1"); got[0] != "" || read() != attached0 {
+		t.Errorf("%q, then %s", got, read())
+	}
+	l.detach(vf0)
+}
+
+// TestMetadataRestored: a file that a kill has left incomplete is restored in place, wherever it is damaged, and on a file system without
+// fallocate(2).
+func TestMetadataRestored(t *testing.T) {
+	l := newDRALab(t)
+	folder := l.options.metadataFolder()
+	must(t, os.MkdirAll(folder, 0o755), unix.Mount("ramfs", folder, "ramfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(folder, unix.MNT_DETACH)) })
+	l.runDriver()
+	k := l.register(false)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(c)
+	k.prepareClaims(c)
+	l.startContainer(c)
+	l.writeJournal(c, vf0, "web-0", "/proc/self/ns/net", "10.0.0.7/24", "fd00::7/64")
+	l.awaitMetadata("nic", "a", attached0)
+	path := l.metadataFile("web", "a")
+	whole, err := os.ReadFile(path)
+	must(t, err)
+	second := bytes.LastIndex(whole, []byte("\n{"))
+	for what, damaged := range map[string][]byte{"empty": nil, "first": whole[:second/2], "second": whole[:second+20],
+		"garbage": append(bytes.Repeat([]byte("x"), 100), whole[100:]...), "tail": append(bytes.Clone(whole), "  }\n}"...)} {
+		must(t, os.WriteFile(path, damaged, 0o600))
+		l.updateMetadata()
+		if got := metadataText(devicemetadata.ReadResourceClaimTemplateMetadata, "nic", "a"); got != attached0 {
+			t.Errorf("%s: %s", what, got)
+		}
+		if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, whole) {
+			t.Errorf("%s: left %s: %v", what, now, err)
+		}
+	}
+	if strings.Contains(l.log.String(), "metadata of a claim") {
+		t.Error(l.log)
+	}
+	l.detach(vf0)
+}
+
+// TestMetadataAtOnce: Prepare, updates and the removal of a former claim may run at the same time.
+func TestMetadataAtOnce(t *testing.T) {
+	l := newDRALab(t)
+	stop := l.runDriver()
+	k := l.register(false)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(c)
+	k.prepareClaims(c)
+	stop()
+	path := l.metadataFile("web", "a")
+	data, err := os.ReadFile(path)
+	must(t, err)
+	r, err := claim.Read(l.options.Claims, "c-1")
+	must(t, err)
+	held := []sriov.Holding{{Claim: r.Devices[0].Claim, Ready: true, Name: "net1"}}
+	var running sync.WaitGroup
+	for _, f := range []func() error{func() error { return l.writePrepared(path, data, 0o644) },
+		func() error { return l.updateClaimMetadata(r.Claim(), held) }, func() error { return l.removeMetadata(filepath.Dir(filepath.Dir(path))) }} {
+		running.Go(func() {
+			for range 300 {
+				if err := f(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	running.Wait()
+	checkVersions(t, path)
+}
+
+// TestStaleMetadata: a claim that was prepared after the search began keeps its metadata, as does one without a record that the kubelet has.
+// What has gone meanwhile is no error.
+func TestStaleMetadata(t *testing.T) {
+	l := newDRALab(t)
+	stop := l.runDriver()
+	k := l.register(false)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(c)
+	k.prepareClaims(c)
+	stop()
+	must(t, os.Symlink("/none", filepath.Join(l.options.metadataFolder(), "gone")))
+	remove := func(notes ...claim.KubeletClaim) string {
+		must(t, (&collector{Driver: l.Driver}).removeStaleMetadata(notes, time.Now().Add(orphanedAfter)))
+		return l.fileNames(l.options.metadataFolder()) + " " + l.fileNames(l.options.CDI)
+	}
+	const kept = "gone shop_web sriov.podlace.io-c-1.json sriov.podlace.io_metadata_c-1_a.json"
+	if got := remove(); got != kept {
+		t.Errorf("with a record: %s", got)
+	}
+	must(t, claim.Remove(l.options.Claims, "c-1"))
+	if got := remove(claim.KubeletClaim{UID: "c-1"}); got != kept {
+		t.Errorf("with an entry of the kubelet: %s", got)
+	}
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(l.metadataFile("web", "a")), savedMetadata), nil, 0o600)) // after a loss of power
+	if got := remove(); got != "gone sriov.podlace.io-c-1.json" {
+		t.Errorf("left: %s", got)
+	}
 }
 
 // TestMetadataFolderFails: a pod without metadata starts and ends while the folder is full or read-only, and no file is damaged. Later
