@@ -288,7 +288,7 @@ func (b bridge) status(r *plugin.Request) error {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
 	var restored error
-	if lost, down := Lost(host); down || len(lost) > 0 {
+	if len(Lost(host)) > 0 {
 		restored = Restore(host, r.Log, attachment.Trying)
 	}
 	attachment.ReportRestore(r, attachment.Trying, restored)

@@ -58,7 +58,7 @@ func damages() map[string]damage {
 	}
 	return map[string]damage{
 		"IPv4 forwarding off": {"sysctl -qw net.ipv4.ip_forward=0", "the node does not forward IPv4 (net.ipv4.ip_forward=0)", all, ""},
-		"bridge down":         {"ip link set btn0 down", "bridge btn0 is down", all, ""},
+		"bridge down":         {"ip link set btn0 down", "bridge btn0 is down", byGC, ""},
 		"IPv6 forwarding off": {"sysctl -qw net.ipv6.conf.all.forwarding=0",
 			"the node does not forward IPv6 (net.ipv6.conf.all.forwarding=0)", all, ""},
 		"IPv6 of the bridge off": {"sysctl -qw net.ipv6.conf.btn0.disable_ipv6=1", "gateway address fd00:61::1/64 is missing", all, ""},

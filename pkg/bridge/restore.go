@@ -110,8 +110,11 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
 	errs := []error{err, restoreMasquerade(host, log, att, pods), restoreVLANGateways(host, log, pods),
-		restorePorts(host, log, finished(pods)), restoreBridges(host, log, network, finished(pods)),
-		restorePaths(host, log, network, finished(pods))}
+		restorePorts(host, log, finished(pods))}
+	if locks == attachment.Waiting { // STATUS, which runtimes call again and again, leaves a bridge that an admin set down
+		errs = append(errs, restoreBridges(host, log, network, finished(pods)))
+	}
+	errs = append(errs, restorePaths(host, log, network, finished(pods)))
 	for _, is4 := range []bool{true, false} {
 		errs = append(errs, locks.Tolerate(restoreIPTables(log, pods, is4, locks == attachment.Waiting)))
 	}
@@ -123,9 +126,9 @@ func finished(pods []attachment.Of[state]) []attachment.Of[state] {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod attachment.Of[state]) bool { return pod.State.Unfinished })
 }
 
-// Lost returns which of the state that pods share the kernel lacks, and whether a bridge is down, in all networks, because a runtime may
-// call STATUS for only one. It reads one record of each network. State that cannot be read counts as present.
-func Lost(host *kernel.Node) (lost []string, down bool) {
+// Lost returns which of the state that pods share the kernel lacks, in all networks, because a runtime may call STATUS for only one. It
+// reads one record of each network. State that cannot be read counts as present.
+func Lost(host *kernel.Node) (lost []string) {
 	needGuards := isNoted(nft.GuardTable)
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
@@ -134,8 +137,7 @@ func Lost(host *kernel.Node) (lost []string, down bool) {
 			lost = append(lost, "masquerade of network "+network)
 		}
 		if key, st, ok := oldestPod(network); ok {
-			_, isDown, _ := st.downBridge(host, network)
-			lost, down = append(lost, st.lost(host, key)...), down || isDown
+			lost = append(lost, st.lost(host, key)...)
 			needGuards = needGuards || st.Guard != nil
 		}
 	}
@@ -147,7 +149,7 @@ func Lost(host *kernel.Node) (lost []string, down bool) {
 			lost = append(lost, "rules of "+nft.VLANTable)
 		}
 	}
-	return lost, down
+	return lost
 }
 
 // oldestPod returns the record of a network's oldest pod. Only this pod surely lacks rules after a flush, because a younger one may have

@@ -64,7 +64,6 @@ func detachedPort(p bridge.DetachedPort) Finding {
 		f.Code, f.What = "bridge-down", fmt.Sprintf("the bridge %s is down", p.Bridge)
 		f.Evidence = "the record of " + pod + " names it"
 		f.Consequence = "the pods of this bridge have no network"
-		f.Command = fmt.Sprintf("ip link set %s up; podlace reload", p.Bridge)
 	case p.Master != "":
 		f.Level, f.Code = Warning, "port-moved"
 		f.Evidence = fmt.Sprintf("the record of the pod names %s; %s is a port of %s", p.Bridge, p.Interface, p.Master)

@@ -35,7 +35,7 @@ func TestPorts(t *testing.T) {
 		{"ip link set " + veth + " master cnidoc; mv /run/podlace/pods /run/podlace/moved", "warning pods on cnidoc without a record: 2 | no record in /run/podlace has " +
 			"the interface veth"},
 		{"mv /run/podlace/moved /run/podlace/pods", ""},
-		{"ip link set cnidoc down", "error the bridge cnidoc is down | the record of container second names it | ip link set cnidoc up; podlace reload"},
+		{"ip link set cnidoc down", "error the bridge cnidoc is down | the record of container second names it | podlace reload"},
 		{"ip link set cnidoc up", ""},
 		{"ip link del cnidoc", "error the bridge cnidoc is missing | the record of container "},
 	} {

@@ -119,7 +119,7 @@ func (n *node) sinceStatus(check string, left []Finding) []Finding {
 
 // rules reports missing firewall rules and bandwidth limits of live pods.
 func (n *node) rules() (found []Finding) {
-	if lost, _ := bridge.Lost(n.host); len(lost) > 0 {
+	if lost := bridge.Lost(n.host); len(lost) > 0 {
 		found = append(found, Finding{Code: "rules-missing", What: "the kernel lacks " + strings.Join(lost, ", "),
 			Consequence: "pods have no gateway, no masquerade, no forwarding or no protection from one another"})
 	}
