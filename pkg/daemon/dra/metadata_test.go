@@ -287,8 +287,10 @@ func TestMetadataAtOnce(t *testing.T) {
 	must(t, err)
 	held := []sriov.Holding{{Claim: r.Devices[0].Claim, Ready: true, Name: "net1"}}
 	var running sync.WaitGroup
-	for _, f := range []func() error{func() error { return l.writePrepared(path, data, 0o644) },
-		func() error { return l.updateClaimMetadata(r.Claim(), held) }, func() error { return l.removeMetadata(filepath.Dir(filepath.Dir(path))) }} {
+	for _, f := range []func() error{
+		func() error { return l.writePrepared(path, data, 0o644) },
+		func() error { return l.updateClaimMetadata(r.Claim(), held) },
+		func() error { return l.removeMetadata(filepath.Dir(filepath.Dir(path))) }} {
 		running.Go(func() {
 			for range 300 {
 				if err := f(); err != nil {
@@ -302,8 +304,8 @@ func TestMetadataAtOnce(t *testing.T) {
 	checkVersions(t, path)
 }
 
-// TestStaleMetadata: a claim that was prepared after the search began keeps its metadata, as does one without a record that the kubelet has.
-// What has gone meanwhile is no error.
+// TestStaleMetadata: a claim that was prepared after the search began keeps its metadata, as does one without a record that the kubelet
+// has. What has gone meanwhile is no error.
 func TestStaleMetadata(t *testing.T) {
 	l := newDRALab(t)
 	stop := l.runDriver()
