@@ -53,13 +53,6 @@ func (d *Driver) whyNotServing() string {
 	return d.whyWaiting
 }
 
-// server returns the running server for the kubelet, or nil.
-func (d *Driver) server() *kubeletplugin.Helper {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.helper
-}
-
 func (d *Driver) setServer(h *kubeletplugin.Helper, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
