@@ -66,7 +66,9 @@ func (n *node) conflist() (found []Finding) {
 // our shipped name or with running pods whose default interface it made, because other networks may be there for Multus.
 func (n *node) hidden() int {
 	return 1 + slices.IndexFunc(n.networks[1:], func(net reconcile.Network) bool {
-		hasPod := func(a *reconcile.Attachment) bool { return a.Network == net.Name && a.IfName == "eth0" && !a.Since.IsZero() }
+		hasPod := func(a *reconcile.Attachment) bool {
+			return a.Network == net.Name && a.IfName == "eth0" && !a.Since.IsZero()
+		}
 		return isOurs(net) && (!isOurs(n.networks[0]) || net.Name == "podlace" || slices.ContainsFunc(n.attachmentsIn(reconcile.Alive), hasPod))
 	})
 }

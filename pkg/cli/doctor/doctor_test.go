@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -386,17 +385,5 @@ func TestNoUplink(t *testing.T) {
 	l.bridge("cnidoc", 9000)
 	if found := l.problems("mtu"); len(found) > 0 {
 		t.Errorf("%q", found)
-	}
-}
-
-// TestOnly: an unknown check is an error.
-func TestOnly(t *testing.T) {
-	if _, err := Examine(newLab(t).Options, "conflits"); err == nil || !strings.Contains(err.Error(), `"conflits"`) {
-		t.Errorf("got %v", err)
-	}
-	names := Names()
-	slices.Sort(names)
-	if unique := slices.Compact(slices.Clone(names)); len(unique) != len(names) {
-		t.Errorf("two checks have one name: %q", names)
 	}
 }

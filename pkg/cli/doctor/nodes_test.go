@@ -208,3 +208,15 @@ func TestHealthyNodes(t *testing.T) {
 		})
 	}
 }
+
+// TestOnly: an unknown check is an error.
+func TestOnly(t *testing.T) {
+	if _, err := Examine(newLab(t).Options, "conflits"); err == nil || !strings.Contains(err.Error(), `"conflits"`) {
+		t.Errorf("got %v", err)
+	}
+	names := Names()
+	slices.Sort(names)
+	if unique := slices.Compact(slices.Clone(names)); len(unique) != len(names) {
+		t.Errorf("two checks have one name: %q", names)
+	}
+}
