@@ -34,7 +34,7 @@ const (
 )
 
 // collector deletes orphaned claim records, rebuilds lost ones, finds claims whose devices no pod has attached, and counts attachments
-// by NUMA alignment. It also updates metadata files, which need no API server, after each change of a journal.
+// by NUMA alignment.
 type collector struct {
 	*Driver
 	missing    map[string]time.Time // by UID: since when a claim with a record is missing from the kubelet's file
@@ -49,14 +49,11 @@ func (d *Driver) collectLoop(ctx context.Context) {
 	c := &collector{Driver: d, began: time.Now().Truncate(time.Second)}
 	defer c.count.unattached.Set(0)
 	c.rebuild(ctx)
-	journals := d.watchJournals(ctx)
 	rebuild, collect := time.NewTicker(rebuildEvery), time.NewTicker(collectEvery)
 	for {
-		d.updateMetadata()
 		select {
 		case <-ctx.Done():
 			return
-		case <-journals:
 		case now := <-rebuild.C:
 			c.findUnattached(now)
 			c.countAlignment(ctx, now)

@@ -107,7 +107,7 @@ func New(o Options) *Driver {
 func (d *Driver) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop) })
+	running.Go(func() { d.holdLead(ctx, d.slices.publish, d.collectLoop, d.statusLoop, d.metadataLoop) })
 	d.serve(ctx)
 }
 

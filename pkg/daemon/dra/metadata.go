@@ -4,6 +4,7 @@ package dra
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -95,6 +96,18 @@ func metadataOf(attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttri
 		m.Attributes[string(name)] = a
 	}
 	return m
+}
+
+// metadataLoop updates metadata files after each change of a journal and every 10 s, until ctx is done.
+func (d *Driver) metadataLoop(ctx context.Context) {
+	for journals := d.watchJournals(ctx); ctx.Err() == nil; {
+		d.updateMetadata()
+		select {
+		case <-ctx.Done():
+		case <-journals:
+		case <-time.After(rebuildEvery):
+		}
+	}
 }
 
 // updateMetadata writes the attachments of all claims into their metadata files. ADD does not wait for it, but it is usually done before
