@@ -51,7 +51,7 @@ shown() {
 }
 
 demo() {
-	lines=$(make -s demo)
+	lines=$(make -s demo ARGS=)
 	echo '$ make demo'
 	awk -F '   *' '/^step / || /^(ADD pod-a|ping .*IPv6|hostPort tcp from (outside|127|pod-a itself \())/ || /^(pod-a to outside|tcp host to pod-a,)/ ||
 		/^(CHECK pod-a|DEL pod-b|leftovers)/ { printf "%-40s  %-21s  %s\n", $1, $3, $4 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -49,12 +50,12 @@ func TestExplainedVFs(t *testing.T) {
 	defer func() { kerneltest.Must(t, node.DelLink("ens0f0v1")) }()
 	link, _, err := node.Link("ens0f0v1")
 	kerneltest.Must(t, err, node.AddAddress(link, netip.MustParsePrefix("192.0.2.10/24"), false))
-	for path, machines := range map[string][]string{"docs/SRIOV.md": {host, guest}, devicePlugin: {host}} {
+	for path, machines := range map[string][]string{"docs/SRIOV.md": {host, guest, madeAsShown(t, "docs/SRIOV.md")}, devicePlugin: {host}} {
 		d := parse(t, path)
 		var stdout, stderr bytes.Buffer
 		for i, sysfs := range machines {
 			config := filepath.Join(t.TempDir(), "config.json")
-			kerneltest.Must(t, os.WriteFile(config, []byte(d.blocksOf("json")[i].text), 0o600))
+			kerneltest.Must(t, os.WriteFile(config, []byte(d.blocksOf("json")[i%2].text), 0o600))
 			if status := cli.Run([]string{"sriov", "explain", "--config-file", config, "--sysfs", sysfs}, &stdout, &stderr); status != 0 {
 				t.Fatalf("%s: status %d, %s", path, status, &stderr)
 			}
@@ -69,6 +70,23 @@ func TestExplainedVFs(t *testing.T) {
 			}
 		}
 	}
+}
+
+// madeAsShown runs a page's commands that make a folder in the form of sysfs, and returns the folder.
+func madeAsShown(t *testing.T, path string) string {
+	t.Helper()
+	blocks := parse(t, path).blocksOf("text")
+	i := slices.IndexFunc(blocks, func(b codeBlock) bool { return strings.HasPrefix(b.text, "d=sys/") })
+	if i < 0 {
+		t.Fatalf("%s makes no folder sys", path)
+	}
+	commands, _, _ := strings.Cut(blocks[i].text, "$ ")
+	run := exec.Command("sh", "-eu", "-c", commands)
+	run.Dir = t.TempDir()
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return filepath.Join(run.Dir, "sys")
 }
 
 // The table of settings in docs/DRA.md has all settings of classes and claims, with their keys in the conflist.
