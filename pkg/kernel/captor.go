@@ -34,8 +34,8 @@ type Captor struct {
 	To     int    // ifindex of the link to which it redirects the frames, 0 for none
 }
 
-// Captor returns a link's first captor for received or for sent frames. It skips eBPF filters, because nobody can know what they do with a
-// frame.
+// Captor returns a link's first captor for received or for sent frames. It skips eBPF filters, because only their programs know what they
+// do with a frame.
 func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	if side == Sending { // an ingress qdisc has no sending side, and answers for the receiving side
 		if q, ok, err := n.qdiscAt(link, netlink.HANDLE_INGRESS); err != nil || !ok || q.kind != "clsact" {

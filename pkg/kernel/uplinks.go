@@ -27,8 +27,9 @@ func (n *NS) Uplinks() (names []string, err error) {
 		if dst, ok := Prefix(r.Dst); r.Type != unix.RTN_UNICAST || ok && dst.Bits() != 0 {
 			continue
 		}
-		for _, index := range hopsOf(r) {
-			up[index] = true
+		up[r.LinkIndex] = true
+		for _, hop := range r.MultiPath {
+			up[hop.LinkIndex] = true
 		}
 	}
 	delete(up, 0)
@@ -83,15 +84,6 @@ func (n *NS) InUse() (map[string]string, error) {
 		}
 	}
 	return out, nil
-}
-
-// hopsOf returns the interfaces of a route's next hops.
-func hopsOf(r netlink.Route) []int {
-	list := []int{r.LinkIndex}
-	for _, hop := range r.MultiPath {
-		list = append(list, hop.LinkIndex)
-	}
-	return list
 }
 
 // isBelow reports whether a link is directly below one of the links in up, as its port or its parent. The kernel reports the peer of a veth

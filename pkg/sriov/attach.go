@@ -182,10 +182,9 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		return err
 	}
 	if !ok {
-		key := v.Wanted.NeedsPF(false)
-		if mac != nil && pci.IsUserspace(cmp.Or(v.Wanted.Driver, c.vf.Driver)) {
-			key = cmp.Or(key, "mac")
-		}
+		wanted := v.Wanted
+		wanted.MAC = mac.String()
+		key := wanted.NeedsPF(pci.IsUserspace(cmp.Or(wanted.Driver, c.vf.Driver)))
 		switch {
 		case key == "":
 			return nil

@@ -157,7 +157,8 @@ func (d *daemon) whyInUse(dev pci.Device) string {
 	return cmp.Or(d.ownerOf(dev, true), d.whyOnNode(dev))
 }
 
-// whyOnNode returns an error text if the node uses a device, and "" otherwise. Of a function without a PF, it asks the kernel anew.
+// whyOnNode returns why the node itself uses a device, or "". It asks the kernel again about a function without a PF, which may have become
+// the node's since the last scan.
 func (d *daemon) whyOnNode(dev pci.Device) string {
 	if dev.HasNoPF() {
 		if d.poolEnv(); d.envErr != nil {

@@ -380,3 +380,16 @@ func (l *draLab) setFault(address, text string) {
 	l.Helper()
 	l.updateInventory(pool.Resource{API: pool.DRA}, map[string]Fault{address: {Kind: LinkDown, Text: text}})
 }
+
+// preparedLab returns a lab in which a driver has prepared the claim shop/web with vf0 and ended.
+func preparedLab(t *testing.T) *draLab {
+	t.Helper()
+	l := newDRALab(t)
+	stop := l.runDriver()
+	k := l.register(false)
+	c := newClaim("c-1", "web", deviceResult("a", vf0))
+	l.addClaims(c)
+	k.prepareClaims(c)
+	stop()
+	return l
+}

@@ -278,13 +278,7 @@ func TestMetadataRestored(t *testing.T) {
 
 // TestMetadataAtOnce: Prepare, updates and the removal of a former claim may run at the same time.
 func TestMetadataAtOnce(t *testing.T) {
-	l := newDRALab(t)
-	stop := l.runDriver()
-	k := l.register(false)
-	c := newClaim("c-1", "web", deviceResult("a", vf0))
-	l.addClaims(c)
-	k.prepareClaims(c)
-	stop()
+	l := preparedLab(t)
 	path := l.metadataFile("web", "a")
 	data, err := os.ReadFile(path)
 	must(t, err)
@@ -313,13 +307,7 @@ func TestMetadataAtOnce(t *testing.T) {
 // TestStaleMetadata: a claim that was prepared after the search began keeps its metadata, as does one without a record that the kubelet
 // has. What has gone meanwhile is no error.
 func TestStaleMetadata(t *testing.T) {
-	l := newDRALab(t)
-	stop := l.runDriver()
-	k := l.register(false)
-	c := newClaim("c-1", "web", deviceResult("a", vf0))
-	l.addClaims(c)
-	k.prepareClaims(c)
-	stop()
+	l := preparedLab(t)
 	must(t, os.Symlink("/none", filepath.Join(l.options.metadataFolder(), "gone")))
 	remove := func(notes ...claim.KubeletClaim) string {
 		must(t, (&collector{Driver: l.Driver}).removeStaleMetadata(notes, time.Now().Add(orphanedAfter)))
