@@ -31,7 +31,7 @@ func packageLayers() [][]string {
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
-		{"pkg/podlacepod"},
+		{"pkg/podlacepod", "pkg/restore"},
 		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
 		{"pkg/cli/validate", "pkg/daemon/podresources", "pkg/daemon/poolfile"},
@@ -72,8 +72,8 @@ func allowedImporters() map[string][]string {
 			"pkg/podlacepod", "pkg/portmap", "pkg/sriov", "pkg/store", "pkg/vfconfig", "pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/",
 			"integration/"},
 		// The main plugins pass their host-local implementation to pkg/ipam, which must not import it.
-		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/agent/", "pkg/cli",
-			"pkg/cli/"},
+		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/restore",
+			"pkg/agent/", "pkg/cli", "pkg/cli/"},
 		// Only packages that change the system, start a program or write the plugin's result.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/daemon/dra", "pkg/agent/nodeagent", "pkg/attachment", "pkg/ipam"},

@@ -19,8 +19,8 @@ import (
 )
 
 // Restore brings back the state of all attachments on the node from their records, for example after a flush: guards first, which protect
-// pods from each other, then for each network masquerade, VLAN gateways' rules, forwarding, gateway addresses with their routes, and port
-// flags.
+// pods from each other, then for each network masquerade, VLAN gateways' rules, bridges with their ports and flags, forwarding, and gateway
+// addresses with their routes.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
 		return err
@@ -111,7 +111,7 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
 	errs := []error{err, restoreMasquerade(host, log, att, pods), restoreVLANGateways(host, log, pods),
-		restorePaths(host, log, network, finished(pods)), restorePorts(host, log, finished(pods))}
+		restoreBridges(host, log, finished(pods)), restorePaths(host, log, network, finished(pods))}
 	for _, is4 := range []bool{true, false} {
 		errs = append(errs, locks.Tolerate(restoreIPTables(log, pods, is4, locks == attachment.Waiting)))
 	}
