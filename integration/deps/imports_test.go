@@ -69,8 +69,8 @@ func allowedImporters() map[string][]string {
 
 		// Low-level packages return typed errors. Codes and hints for runtimes and operators are those of pkg/plugin.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/hostlocal", "pkg/ipam", "pkg/loopback", "pkg/nodefile",
-			"pkg/podlacepod", "pkg/portmap", "pkg/sriov", "pkg/store", "pkg/vfconfig", "pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/",
-			"integration/"},
+			"pkg/podlacepod", "pkg/portmap", "pkg/restore", "pkg/sriov", "pkg/store", "pkg/vfconfig", "pkg/daemon/", "pkg/agent/", "pkg/cli",
+			"pkg/cli/", "integration/"},
 		// The main plugins pass their host-local implementation to pkg/ipam, which must not import it.
 		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/restore",
 			"pkg/agent/", "pkg/cli", "pkg/cli/"},
