@@ -249,13 +249,6 @@ func mainCause(causes map[cause]bool) cause {
 	return onLook
 }
 
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
-
 // addProblem adds a problem to the status. That alone causes no retry.
 func (a *agent) addProblem(what string, err error, do string, blocking bool) {
 	a.problems = append(a.problems, Problem{What: what, Why: err.Error(), Do: do, blocking: blocking})

@@ -112,3 +112,10 @@ func (c contests) wait(now time.Time) (pause time.Duration) {
 	}
 	return pause
 }
+
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
