@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -185,4 +186,42 @@ func TestHealFight(t *testing.T) {
 	}
 	want := "podlace_hostport"
 	l.await("restored in the end", func() bool { return strings.Contains(l.state(), want) })
+}
+
+// TestMeasuredHeal: after a flush of everything at once, the watcher restores all pods in at most twice the time of `podlace reload`. HEAL_PODS
+// sets their number.
+func TestMeasuredHeal(t *testing.T) {
+	pods, _ := strconv.Atoi(os.Getenv("HEAL_PODS"))
+	l := newHealLab(t, max(pods, 50))
+	conn := l.connect(l.pods[1], "10.72.0.1:20000", l.pods[0])
+	want := l.state()
+	flush := func() time.Time {
+		harness.Shell(t, `nft flush ruleset; ip -force -batch - <<-END
+		link del heal0
+		END
+		for l in $(ls /sys/class/net | grep ^veth); do echo qdisc del dev $l root; echo qdisc del dev $l clsact; done | tc -force -batch -
+		sysctl -q net.ipv4.ip_forward=0`)
+		return time.Now()
+	}
+	began := flush()
+	harness.Shell(t, filepath.Join(harness.BinDir(), "podlace")+" reload")
+	byHand := time.Since(began)
+	if got := l.state(); got != want {
+		t.Errorf("podlace reload: %s", cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")))
+	}
+	stop := l.watch()
+	time.Sleep(5 * time.Second)
+	began = flush()
+	l.await("restored", func() bool { return strings.Contains(l.logged(), "restored what was removed") })
+	watched := time.Since(began)
+	time.Sleep(5 * time.Second)
+	if got := l.state(); got != want {
+		t.Errorf("watched: %s", cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")))
+	}
+	conn.echo("a flush of everything")
+	stop()
+	t.Logf("figures: %d pods restored %v after the flush, by podlace reload in %v", len(l.pods), watched, byHand)
+	if watched > 2*byHand+time.Second {
+		t.Errorf("the watcher needs %v, podlace reload %v", watched, byHand)
+	}
 }
