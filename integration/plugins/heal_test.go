@@ -188,7 +188,7 @@ func TestHealFight(t *testing.T) {
 	l.await("restored in the end", func() bool { return strings.Contains(l.state(), want) })
 }
 
-// TestMeasuredHeal: after a flush of everything at once, the watcher restores all pods in at most twice the time of `podlace reload`. HEAL_PODS
+// TestMeasuredHeal: after a flush of everything, the watcher restores all pods in at most twice the time of `podlace reload`. HEAL_PODS
 // sets their number.
 func TestMeasuredHeal(t *testing.T) {
 	pods, _ := strconv.Atoi(os.Getenv("HEAL_PODS"))
