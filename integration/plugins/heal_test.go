@@ -145,11 +145,13 @@ type echoConn struct {
 	r *bufio.Reader
 }
 
-// connect opens a connection from a pod to a hostPort, behind which another pod answers each line with the same line.
+// connect opens a connection from a pod to a hostPort, behind which another pod answers each line with the same line. It sends no keepalives:
+// while the node has no NAT rule at all, the kernel does not translate packets, and the node refuses them.
 func (l *healLab) connect(from *sandbox.Pod, address string, to *sandbox.Pod) echoConn {
 	l.Helper()
 	var listener net.Listener
-	kerneltest.Must(l, harness.Networked(to, func() (err error) { listener, err = net.Listen("tcp", ":80"); return err }))
+	quietly := net.ListenConfig{KeepAlive: -1}
+	kerneltest.Must(l, harness.Networked(to, func() (err error) { listener, err = quietly.Listen(l.Context(), "tcp", ":80"); return err }))
 	l.Cleanup(func() { listener.Close() })
 	go func() {
 		if c, err := listener.Accept(); err == nil {
@@ -157,7 +159,7 @@ func (l *healLab) connect(from *sandbox.Pod, address string, to *sandbox.Pod) ec
 		}
 	}()
 	var c net.Conn
-	kerneltest.Must(l, harness.Networked(from, func() (err error) { c, err = net.DialTimeout("tcp", address, 5*time.Second); return err }))
+	kerneltest.Must(l, harness.Networked(from, func() (err error) { c, err = (&net.Dialer{KeepAlive: -1}).Dial("tcp", address); return err }))
 	l.Cleanup(func() { c.Close() })
 	return echoConn{l, c, bufio.NewReader(c)}
 }
