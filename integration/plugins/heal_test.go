@@ -151,7 +151,10 @@ func (l *healLab) connect(from *sandbox.Pod, address string, to *sandbox.Pod) ec
 	l.Helper()
 	var listener net.Listener
 	quietly := net.ListenConfig{KeepAlive: -1}
-	kerneltest.Must(l, harness.Networked(to, func() (err error) { listener, err = quietly.Listen(l.Context(), "tcp", ":80"); return err }))
+	kerneltest.Must(l, harness.Networked(to, func() (err error) {
+		listener, err = quietly.Listen(l.Context(), "tcp", ":80")
+		return err
+	}))
 	l.Cleanup(func() { listener.Close() })
 	go func() {
 		if c, err := listener.Accept(); err == nil {
@@ -159,7 +162,10 @@ func (l *healLab) connect(from *sandbox.Pod, address string, to *sandbox.Pod) ec
 		}
 	}()
 	var c net.Conn
-	kerneltest.Must(l, harness.Networked(from, func() (err error) { c, err = (&net.Dialer{KeepAlive: -1}).Dial("tcp", address); return err }))
+	kerneltest.Must(l, harness.Networked(from, func() (err error) {
+		c, err = (&net.Dialer{KeepAlive: -1}).Dial("tcp", address)
+		return err
+	}))
 	l.Cleanup(func() { c.Close() })
 	return echoConn{l, c, bufio.NewReader(c)}
 }
@@ -190,8 +196,8 @@ func TestHealFight(t *testing.T) {
 	l.await("restored in the end", func() bool { return strings.Contains(l.state(), want) })
 }
 
-// TestMeasuredHeal: after a flush of everything, the watcher restores all pods in at most twice the time of `podlace reload`. HEAL_PODS
-// sets their number.
+// TestMeasuredHeal: after a flush of everything, the watcher restores all pods in at most twice the time of `podlace reload`, and a second.
+// HEAL_PODS sets their number.
 func TestMeasuredHeal(t *testing.T) {
 	pods, _ := strconv.Atoi(os.Getenv("HEAL_PODS"))
 	l := newHealLab(t, max(pods, 50))
