@@ -145,7 +145,7 @@ type echoConn struct {
 	r *bufio.Reader
 }
 
-// connect opens a connection from a pod to a hostPort, behind which another pod answers each line with the same line. It sends no keepalives:
+// connect opens a connection from a pod to a hostPort, behind which another pod answers each line with the same. It sends no keepalives:
 // while the node has no NAT rule at all, the kernel does not translate packets, and the node refuses them.
 func (l *healLab) connect(from *sandbox.Pod, address string, to *sandbox.Pod) echoConn {
 	l.Helper()
