@@ -31,7 +31,7 @@ func packageLayers() [][]string {
 		{"pkg/ipam", "pkg/pci"},
 		{"pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
-		{"pkg/podlacepod"},
+		{"pkg/podlacepod", "pkg/restore"},
 		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
 		{"pkg/cli/validate", "pkg/daemon/podresources", "pkg/daemon/poolfile"},
@@ -69,11 +69,11 @@ func allowedImporters() map[string][]string {
 
 		// Low-level packages return typed errors. Codes and hints for runtimes and operators are those of pkg/plugin.
 		module + "pkg/plugin": {"pkg/attachment", "pkg/bandwidth", "pkg/bridge", "pkg/hostlocal", "pkg/ipam", "pkg/loopback", "pkg/nodefile",
-			"pkg/podlacepod", "pkg/portmap", "pkg/sriov", "pkg/store", "pkg/vfconfig", "pkg/daemon/", "pkg/agent/", "pkg/cli", "pkg/cli/",
-			"integration/"},
+			"pkg/podlacepod", "pkg/portmap", "pkg/restore", "pkg/sriov", "pkg/store", "pkg/vfconfig", "pkg/daemon/", "pkg/agent/", "pkg/cli",
+			"pkg/cli/", "integration/"},
 		// The main plugins pass their host-local implementation to pkg/ipam, which must not import it.
-		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/agent/", "pkg/cli",
-			"pkg/cli/"},
+		module + "pkg/hostlocal": {"plugins/bridge", "plugins/sriov", "plugins/host-local", "pkg/podlacepod", "pkg/restore",
+			"pkg/agent/", "pkg/cli", "pkg/cli/"},
 		// Only packages that change the system, start a program or write the plugin's result.
 		module + "pkg/fault": {"pkg/nft", "pkg/iptables", "pkg/kernel", "pkg/bridge", "pkg/portmap", "pkg/store", "pkg/pci",
 			"pkg/child", "pkg/plugin", "pkg/daemon/dra", "pkg/agent/nodeagent", "pkg/attachment", "pkg/ipam"},

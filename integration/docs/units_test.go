@@ -63,8 +63,11 @@ func TestUnits(t *testing.T) {
 		program, says := "podlace", "exit status"
 		if len(service["Type"]) == 0 {
 			program, says = "sriov-device-plugin", "-config-file"
-			if strings.HasPrefix(name, "podlace-node") {
+			switch name {
+			case "podlace-node.service":
 				program, says = "podlace-node", "--kubeconfig"
+			case "podlace-reload.service":
+				program, says = "podlace", "--watch"
 			}
 		} else if slices.Index(service["Type"], "oneshot") != 0 {
 			t.Errorf("conf/%s: Type=%q: write Type=oneshot, or no Type for a daemon", name, service["Type"])

@@ -83,8 +83,7 @@ func recordedPort(host *kernel.Node, pod attachment.Of[state]) (link kernel.Link
 	return link, ok && link.Name == pod.HostVeth(), err
 }
 
-// restoreDetached attaches a host-side veth without a bridge to the recorded one. If that is missing it does nothing, because the next ADD
-// creates the bridge and attaches all pods.
+// restoreDetached attaches a host-side veth without a bridge to the recorded one, or does nothing if that is missing.
 func restoreDetached(host *kernel.Node, log *slog.Logger, link kernel.Link, st state) error {
 	bridge, ok, err := host.Link(st.Bridge)
 	if err != nil || !ok || bridge.Kind != "bridge" {

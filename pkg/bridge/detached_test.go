@@ -80,7 +80,7 @@ func TestDetachedPort(t *testing.T) {
 }
 
 // TestDetachedElsewhere: Restore leaves a port that another program moved to another bridge, and attaches it if the pod's bridge was
-// deleted and created again. A deleted port is reported.
+// deleted, which Restore creates again, or is down, which it sets up. A deleted port is reported.
 func TestDetachedElsewhere(t *testing.T) {
 	l := bareLab(t, "name", "elsewhere", "bridge", "btels", "isGateway", false, "ipMasq", false)
 	t.Cleanup(func() { _ = onHost("btels", netlink.LinkDel); _ = onHost("btother", netlink.LinkDel) })
@@ -92,8 +92,9 @@ func TestDetachedElsewhere(t *testing.T) {
 	}{
 		{"ip link add btother type bridge; ip link set dev " + port + " master btother",
 			[]DetachedPort{{Interface: port, Bridge: "btels", Master: "btother"}}},
-		{"ip link del btother; ip link del btels", []DetachedPort{{Interface: port, Bridge: "btels", Missing: true}}},
-		{"ip link add btels type bridge; ip link set btels up", nil},
+		{"ip link del btother; ip link del btels", nil},
+		{"ip link set btels down", nil},
+		{"ip link del btels; ip link add btels type bridge; ip link set btels up", nil},
 	} {
 		l.run(c.command)
 		if err := Restore(host, slog.New(slog.DiscardHandler), attachment.Waiting); err != nil {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 
@@ -52,6 +53,46 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 	return randomMAC()
 }
 
+// restoreBridges creates the pods' missing bridges, restores the ports, and then sets up the bridges that are down. The next ADD recreates
+// what records do not tell: promiscuous mode, duplicate address detection, and gateway links of VLANs.
+func restoreBridges(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
+	on := map[string][]orphan{}
+	for _, pod := range pods {
+		on[pod.State.Bridge] = append(on[pod.State.Bridge], orphan{state: pod.State})
+	}
+	var errs []error
+	var down []kernel.Link
+	for name, pods := range on {
+		link, ok, err := host.Link(name)
+		if err == nil && !ok {
+			log.Warn("the bridge of pods is missing and is created again", "bridge", name)
+			if link, err = createBridge(host, name, pods); err == nil {
+				err = host.Set(link.Lacks(hardenedSysctls(name, false)...)...)
+			}
+		}
+		if errs = append(errs, err); err == nil && link.Kind == "bridge" && !link.Up {
+			down = append(down, link)
+		}
+	}
+	errs = append(errs, restorePorts(host, log, pods))
+	for _, link := range down {
+		log.Warn("the bridge of pods is down and is set up", "bridge", link.Name)
+		errs = append(errs, host.SetUp(link))
+	}
+	return errors.Join(errs...)
+}
+
+// createBridge creates a bridge for recorded pods. Its MTU is that of its smallest port.
+func createBridge(host *kernel.Node, name string, pods []orphan) (link kernel.Link, err error) {
+	filtered := len(pods[0].Gateways) > 0 && pods[0].gatewayLink() == ""
+	vlans := slices.ContainsFunc(pods, func(o orphan) bool { return o.VLANs.used() })
+	if err := host.AddBridge(name, previousMAC(pods), 0, filtered, vlans); err != nil && !isExist(err) {
+		return link, err
+	}
+	link, ok, err := host.Link(name)
+	return link, errIfDeleted(name, ok, err)
+}
+
 // prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. A bridge is new, even if it is up, if its
 // ifindex or MAC differs from that in the network's note file.
 func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
@@ -81,18 +122,6 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 // identityOf returns the name of the note file of a network's bridge, and its content.
 func identityOf(bridge kernel.Link) (note, identity string) {
 	return "bridge-" + bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
-}
-
-// downBridge returns the pod's bridge if it is down. It ignores a bridge that is new to the network, because ADD sets it up after it has
-// attached the other pods.
-func (st state) downBridge(host *kernel.Node, network string) (link kernel.Link, down bool, err error) {
-	link, ok, err := host.Link(st.Bridge)
-	if err != nil || !ok || link.Up {
-		return link, false, err
-	}
-	note, identity := identityOf(link)
-	noted, _ := attachment.ReadNote(network, note)
-	return link, noted == identity, nil
 }
 
 // restoreOrphans attaches orphans to the bridge with settings and gateway addresses. It only logs errors, because ADD is for another pod.

@@ -190,25 +190,6 @@ func restorePaths(host *kernel.Node, log *slog.Logger, network string, pods []at
 	return errors.Join(errs...)
 }
 
-// restoreBridges sets bridges up that another program set down.
-func restoreBridges(host *kernel.Node, log *slog.Logger, network string, pods []attachment.Of[state]) error {
-	var errs []error
-	seen := map[string]bool{}
-	for _, pod := range pods {
-		if seen[pod.State.Bridge] {
-			continue
-		}
-		seen[pod.State.Bridge] = true
-		link, down, err := pod.State.downBridge(host, network)
-		if down {
-			log.Warn("a bridge is down and is restored: it is set up", "bridge", link.Name)
-			err = host.SetUp(link)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
 // restorePorts attaches host sides without a bridge to the recorded one. It also restores the port flags that ADD set, and group_fwd_mask
 // of guarded ports. It leaves ports of another bridge, and the port state, because an admin may disable a port on purpose.
 func restorePorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {

@@ -18,7 +18,7 @@ import (
 )
 
 // Restore brings back the state of all attachments on the node from their records, for example after a flush: guards first, which protect
-// pods from each other, then for each network masquerade, VLAN gateways' rules, port flags, bridges that are down, forwarding, and gateway
+// pods from each other, then for each network masquerade, VLAN gateways' rules, bridges with their ports and flags, forwarding, and gateway
 // addresses with their routes.
 func Restore(host *kernel.Node, log *slog.Logger, locks attachment.Locker) error {
 	if pods, err := attachment.Any("bridge"); err != nil || !pods {
@@ -109,10 +109,11 @@ func restoreNetwork(host *kernel.Node, log *slog.Logger, locks attachment.Locker
 	defer att.Close()
 	log = log.With("network", network)
 	pods, err := attachment.States[state](attachment.List(network, "bridge"))
-	errs := []error{err, restoreMasquerade(host, log, att, pods), restoreVLANGateways(host, log, pods),
-		restorePorts(host, log, finished(pods))}
-	if locks == attachment.Waiting { // STATUS, which runtimes call again and again, leaves a bridge that an admin set down
-		errs = append(errs, restoreBridges(host, log, network, finished(pods)))
+	errs := []error{err, restoreMasquerade(host, log, att, pods), restoreVLANGateways(host, log, pods)}
+	if locks == attachment.Waiting {
+		errs = append(errs, restoreBridges(host, log, finished(pods)))
+	} else { // STATUS, which runtimes call again and again, leaves a bridge that an admin deleted or set down
+		errs = append(errs, restorePorts(host, log, finished(pods)))
 	}
 	errs = append(errs, restorePaths(host, log, network, finished(pods)))
 	for _, is4 := range []bool{true, false} {

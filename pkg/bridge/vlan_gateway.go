@@ -139,7 +139,7 @@ func (j *job) ensureGatewayPort(bridge, link, port kernel.Link, v VLANs) error {
 		if l.Up {
 			continue
 		}
-		if err := j.host.Set(j.hardenedSysctls(l.Name)...); err != nil {
+		if err := j.host.Set(hardenedSysctls(l.Name, j.cfg.DAD)...); err != nil {
 			return err
 		}
 		if err := j.host.SetUp(l); err != nil {

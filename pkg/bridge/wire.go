@@ -70,7 +70,7 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureMTU(&link); err != nil {
 		return link, err
 	}
-	if err := j.host.Set(link.Lacks(j.hardenedSysctls(j.cfg.Bridge)...)...); err != nil {
+	if err := j.host.Set(link.Lacks(hardenedSysctls(j.cfg.Bridge, j.cfg.DAD)...)...); err != nil {
 		return link, err
 	}
 	if j.cfg.Promisc && !link.Promis {
@@ -120,15 +120,15 @@ func errIfDeleted(name string, ok bool, err error) error {
 // hardenedSysctls returns sysctls that keep an interface from learning addresses and routes from pods (CVE-2020-10749). They must be set
 // before the link is up. Unless enabledad is set, they also switch off duplicate address detection, which would delay the link-local
 // address by one to two seconds.
-func (j *job) hardenedSysctls(name string) []kernel.Sysctl {
+func hardenedSysctls(name string, dad bool) []kernel.Sysctl {
 	conf := "ipv6/conf/" + name + "/"
-	dad := "0"
+	acceptDAD := "0"
 	settings := []kernel.Sysctl{{Path: conf + "accept_ra", Value: "0"}}
-	if j.cfg.DAD {
-		dad = "1"
+	if dad {
+		acceptDAD = "1"
 		settings = append(settings, kernel.Sysctl{Path: conf + "enhanced_dad", Value: "1"})
 	}
-	return append(settings, kernel.Sysctl{Path: conf + "accept_dad", Value: dad})
+	return append(settings, kernel.Sysctl{Path: conf + "accept_dad", Value: acceptDAD})
 }
 
 // randomMAC returns a locally administered unicast MAC address.
@@ -237,7 +237,7 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 // sysctls take effect if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
-	settings := append(j.hardenedSysctls(j.r.IfName), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
+	settings := append(hardenedSysctls(j.r.IfName, j.cfg.DAD), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
 	switch {
 	case l.Has6():
 		settings = append(settings,

@@ -43,7 +43,7 @@ func TestBrokenPod(t *testing.T) {
 		{"true", "topology", exitOK, "bridge broken0: up", "down"},
 		{"true", "reload", exitOK, "reloaded: 1 attachments of bridge", "down"},
 		{"ip link set broken0 down", "topology", exitOK, "bridge broken0: down", ""},
-		{"true", "reload", exitOK, "a bridge is down and is restored: it is set up", "missing"},
+		{"true", "reload", exitOK, "the bridge of pods is down and is set up", "missing"},
 		{"ip link set " + key.HostVeth() + " down", "topology", exitOK, "interface down", "interface missing"},
 		{"ip link set " + key.HostVeth() + " up", "reload", exitOK, "reloaded: 1 attachments of bridge", "down"},
 		{"tc qdisc del dev " + key.HostVeth() + " root", "limits --interval 10ms", exitDiffers, "missing: podlace reload restores it",

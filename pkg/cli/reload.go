@@ -12,47 +12,43 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/bandwidth"
-	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/cli/doctor"
-	"github.com/podlace/podlace/pkg/hostlocal"
-	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
-	"github.com/podlace/podlace/pkg/portmap"
+	"github.com/podlace/podlace/pkg/restore"
 )
 
 const reloadHelp = `Restore the rules of all pods after a flush, such as 'nft flush ruleset', a
 restart of the nftables or firewalld service or 'iptables -t nat -F': first the
-rules that protect pods, then masquerade and hostPorts. The command also restores
-limits whose qdiscs another program removed, attaches pods whose port another
-program detached from the bridge, and sets bridges up. It reads the records under
-/run/podlace and leaves rules that are in place, and limits whose rate another
-program changed.
+rules that protect pods and node, then masquerade and hostPorts. The command also
+restores limits, bridges with their ports and addresses, and forwarding. It reads
+the records under /run/podlace and leaves what is in place.
 
-The exit status is 0 if nothing is missing, and 2 if something could not be
-restored or a bridge is missing.`
+--watch stays and does so whenever another program removes something of this.
+
+The exit status is 0 if all of this is in place, and 2 if something could not be
+restored.`
 
 func newReload() *cobra.Command {
-	return &cobra.Command{
+	watch := false
+	cmd := &cobra.Command{
 		Use:     "reload",
-		Example: "  podlace reload",
+		Example: "  podlace reload\n  podlace reload --watch",
 		Short:   "Restore the rules and limits of all pods after a flush",
 		Long:    reloadHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return reload(cmd.OutOrStdout(), cmd.ErrOrStderr())
+			stderr := cmd.ErrOrStderr()
+			if watch {
+				return restore.Watch(cmd.Context(), slog.New(slog.NewTextHandler(stderr, nil)), func(restore.Look) {})
+			}
+			return reload(cmd.OutOrStdout(), stderr)
 		},
 	}
+	cmd.Flags().BoolVar(&watch, "watch", false, "stay, and restore what other programs remove as soon as they do")
+	return cmd
 }
 
 func reload(stdout, stderr io.Writer) error {
-	host, err := kernel.Host()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	err = errors.Join(bridge.RenewClusterCIDRs(log), bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log),
-		bandwidth.Restore(host, log), hostlocal.Restore(log))
+	err := restore.All(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	if err == nil {
 		err = printReloaded(stdout, stderr)
 	}

@@ -27,6 +27,9 @@ type Sysctl struct {
 
 const sysctlRoot = "/proc/sys/net"
 
+// mountedSysctls is where the manifest of podlace-node mounts the node's /proc/sys/net, which is read-only in a container.
+const mountedSysctls = "/host/proc/sys/net"
+
 // Set writes each setting whose value differs. It skips those that the kernel does not have, such as IPv6 settings without IPv6.
 func (n *NS) Set(settings ...Sysctl) error {
 	return n.inNamespace(func() error {
@@ -74,7 +77,11 @@ func (n *NS) openSysctl(path string, flags int) (*os.File, error) {
 	folder := n.sysctls[family]
 	if folder == nil {
 		var err error
-		if folder, err = store.OpenRead(filepath.Join(sysctlRoot, family), unix.O_DIRECTORY); err != nil {
+		folder, err = store.OpenRead(filepath.Join(mountedSysctls, family), unix.O_DIRECTORY)
+		if err != nil {
+			folder, err = store.OpenRead(filepath.Join(sysctlRoot, family), unix.O_DIRECTORY)
+		}
+		if err != nil {
 			return nil, err
 		}
 		if n.sysctls == nil {

@@ -139,11 +139,11 @@ func NetnsGone(path string) bool {
 
 // NetnsVisible reports whether this process can see the folder of a namespace's path, without which a missing path does not prove that the
 // namespace is gone: a container may lack the mount. It returns true for "", an unknown path, and below /proc, because a process takes its
-// folder with it.
+// folder with it, unless a container has its own processes, the first of which have no parent.
 func NetnsVisible(path string) bool {
 	folder := filepath.Dir(path)
 	info, err := os.Stat(folder)
-	return path == "" || strings.HasPrefix(folder, "/proc/") || err == nil && info.IsDir()
+	return path == "" || strings.HasPrefix(folder, "/proc/") && os.Getppid() != 0 || err == nil && info.IsDir()
 }
 
 // NetnsExists reports whether a path is that of a network namespace.

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/podlace/podlace/pkg/agent/noderoutes"
@@ -20,6 +22,7 @@ import (
 	"github.com/podlace/podlace/pkg/daemon/watch"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
+	"github.com/podlace/podlace/pkg/restore"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -62,6 +65,7 @@ type agent struct {
 	metrics  *metrics
 	file     statusFile
 	contests contests
+	look     atomic.Pointer[restore.Look] // the last one of restore.Watch
 
 	config   config
 	inFile   config // the file's content at the last reading: a part of it may apply only after a restart
@@ -132,6 +136,8 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 		}
 	}()
 	a.watchFiles(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { a.watchPods(ctx) })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -140,6 +146,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	a.loop(ctx)
 	cancel()
 	<-done
+	running.Wait()
 	return a.orphan
 }
 
@@ -211,6 +218,7 @@ func (a *agent) step(causes map[cause]bool) (again time.Time) {
 		a.route(onPeriod)
 	}
 	a.problems = append(a.problems, a.advice...)
+	a.addLook()
 	a.writeNodeFile(why)
 	if installed {
 		a.writeConflist(why)
@@ -239,13 +247,6 @@ func mainCause(causes map[cause]bool) cause {
 		}
 	}
 	return onLook
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // addProblem adds a problem to the status. That alone causes no retry.

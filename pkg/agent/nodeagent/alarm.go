@@ -6,6 +6,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/podlace/podlace/pkg/restore"
 )
 
 // cause is why the agent compares the node with the wanted state.
@@ -93,52 +95,27 @@ func (a *alarm) isContested() bool {
 	return len(a.causes) > 0
 }
 
-// contest delays repairs that another program keeps undoing, by up to 30 seconds.
-type contest struct {
-	last  time.Time
-	count int
-	pause time.Duration // delay before the next repair
-}
-
 // contests has one contest for each kind of object, such as route or conflist.
-type contests map[string]*contest
+type contests map[string]*restore.Contest
 
 func (c contests) repaired(kind string, now time.Time) (began bool) {
 	if c[kind] == nil {
-		c[kind] = &contest{}
+		c[kind] = &restore.Contest{}
 	}
-	return c[kind].noteRepair(now)
+	return c[kind].NoteRepair(now)
 }
 
 // wait returns the delay before the next step, which repairs all kinds of objects: the longest delay of any kind.
 func (c contests) wait(now time.Time) (pause time.Duration) {
 	for _, one := range c {
-		pause = max(pause, one.wait(now))
+		pause = max(pause, one.Wait(now))
 	}
 	return pause
 }
 
-const (
-	freeRepairs  = 5
-	longestPause = 30 * time.Second
-)
-
-// noteRepair counts a repair. It reports true for the first one after which repairs are delayed.
-func (c *contest) noteRepair(now time.Time) (began bool) {
-	c.wait(now)
-	c.last = now
-	if c.count++; c.count <= freeRepairs {
-		return false
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
 	}
-	began = c.pause == 0
-	c.pause = min(max(2*c.pause, time.Second), longestPause)
-	return began
-}
-
-// wait returns the delay before the next repair of this kind, or 0 if the last one was long ago.
-func (c *contest) wait(now time.Time) time.Duration {
-	if now.Sub(c.last) > max(10*time.Second, 2*c.pause) {
-		c.count, c.pause = 0, 0
-	}
-	return c.pause
+	return a
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/agent/noderoutes"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/restore"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -76,12 +77,12 @@ func TestForeignDaemon(t *testing.T) {
 	}
 	removed := 0
 	for ; l.log.count("repeatedly undoes") == 0; time.Sleep(10 * time.Millisecond) {
-		if removed++; removed > 10*freeRepairs {
+		if removed++; removed > 10*restore.FreeRepairs {
 			t.Fatal("it goes on for ever")
 		}
 		remove()
 	}
-	if removed <= freeRepairs {
+	if removed <= restore.FreeRepairs {
 		t.Errorf("%d repairs are too often", removed)
 	}
 	remove() // an event of the API server may have repaired it early

@@ -22,6 +22,7 @@ type metrics struct {
 	lag      prometheus.Histogram
 	changes  *prometheus.CounterVec
 	removals prometheus.Counter
+	restored prometheus.Counter
 	last     prometheus.Gauge // time of the last comparison
 
 	serving sync.WaitGroup // of the HTTP server
@@ -46,6 +47,8 @@ func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 			Help: "Changes of the node, by what was changed and why."}, []string{"kind", "cause"}),
 		removals: prometheus.NewCounter(prometheus.CounterOpts{Name: "podlace_node_kernel_removals_total",
 			Help: "Routes and nexthop objects that the kernel or another program had removed."}),
+		restored: prometheus.NewCounter(prometheus.CounterOpts{Name: "podlace_node_restored_total",
+			Help: "Rules, limits, links, addresses and settings of pods that other programs had removed and the agent restored."}),
 		last: prometheus.NewGauge(prometheus.GaugeOpts{Name: "podlace_node_last_sync_timestamp_seconds",
 			Help: "Time of the last comparison with the kernel, in seconds since 1970; 0: none."}),
 	}
@@ -54,7 +57,7 @@ func newMetrics(n *nodes, pods prometheus.Collector) *metrics {
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "podlace_node_build_info", Help: "1.",
 		ConstLabels: prometheus.Labels{"version": plugin.BuildVersion()}})
 	info.Set(1)
-	m.registry.MustRegister(m.sync, m.lag, m.changes, m.removals, m.last, age, info, statusGauges{m}, pods,
+	m.registry.MustRegister(m.sync, m.lag, m.changes, m.removals, m.restored, m.last, age, info, statusGauges{m}, pods,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -198,17 +198,6 @@ func TestForeignRouteGoes(t *testing.T) {
 	}
 }
 
-// TestContestEnds: a repair is not delayed if the last one was long ago.
-func TestContestEnds(t *testing.T) {
-	c := contest{last: time.Now(), count: 20, pause: longestPause}
-	if got := c.wait(c.last.Add(longestPause)); got != longestPause {
-		t.Errorf("%v during the contest", got)
-	}
-	if got := c.wait(c.last.Add(time.Hour)); got != 0 {
-		t.Errorf("%v after an hour", got)
-	}
-}
-
 // TestPluginsFirst: the plugins are installed before the conflist is written. An older plugin, or another file with its name, does not
 // count.
 func TestPluginsFirst(t *testing.T) {

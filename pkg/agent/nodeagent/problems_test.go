@@ -15,6 +15,7 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/restore"
 )
 
 // TestProblemsLogged: each problem that keeps the node from becoming ready is logged once with its remedy, also at the start, and so is its
@@ -123,12 +124,12 @@ func TestNodeFileIsFolder(t *testing.T) {
 // TestContestsApart: another program undoes each repair of one kind of object, which does not delay repairs of other kinds.
 func TestContestsApart(t *testing.T) {
 	c, now := contests{}, time.Now()
-	for range freeRepairs {
+	for range restore.FreeRepairs {
 		c.repaired("route", now)
 		c.repaired("conflist", now)
 	}
 	if pause := c.wait(now); pause != 0 {
-		t.Errorf("%v after %d repairs of each", pause, freeRepairs)
+		t.Errorf("%v after %d repairs of each", pause, restore.FreeRepairs)
 	}
 	if !c.repaired("route", now) || c.wait(now) != time.Second {
 		t.Error("one more begins a contest")

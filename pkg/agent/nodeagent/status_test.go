@@ -103,24 +103,3 @@ func TestAlarm(t *testing.T) {
 		}
 	})
 }
-
-// TestContest: the first repairs are immediate, later ones ever more delayed, until a pause without repairs.
-func TestContest(t *testing.T) {
-	var c contest
-	now, began := time.Now(), 0
-	for i := range 20 {
-		now = now.Add(c.pause + 100*time.Millisecond)
-		if c.noteRepair(now) {
-			began++
-		}
-		if i < freeRepairs && c.pause != 0 {
-			t.Errorf("repair %d waits %v", i, c.pause)
-		}
-	}
-	if began != 1 || c.pause != longestPause {
-		t.Errorf("told %d times, %v", began, c.pause)
-	}
-	if c.noteRepair(now.Add(2*longestPause + time.Second)); c.pause != 0 {
-		t.Errorf("%v after a quiet time", c.pause)
-	}
-}

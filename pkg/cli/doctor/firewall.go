@@ -160,7 +160,7 @@ func (n *node) firewalld() (found []Finding) {
 	return found
 }
 
-// reloadUnit is the systemd unit that restores Podlace's rules after a firewall service has started.
+// reloadUnit is the systemd unit that restores Podlace's rules as soon as they are removed.
 const reloadUnit = "podlace-reload.service"
 
 // firewallReload reports services that flush Podlace's rules when they start, unless reloadUnit is enabled.
@@ -192,8 +192,7 @@ func (n *node) firewallReload() (found []Finding) {
 		Command:     n.enableReload()})
 }
 
-// enableReload returns the command that enables reloadUnit, which the deb and the rpm install, but 'make install' does not. It also starts
-// the unit, because systemd propagates a reload of the firewall only to active units (ReloadPropagatedFrom in systemd.unit(5)).
+// enableReload returns the command that enables reloadUnit, which the deb and the rpm install, but 'make install' does not.
 func (n *node) enableReload() string {
 	command := "systemctl enable --now " + reloadUnit
 	if n.hasUnit(reloadUnit) {

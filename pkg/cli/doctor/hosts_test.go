@@ -125,8 +125,7 @@ func TestDockersContainerd(t *testing.T) {
 	}
 }
 
-// TestReloadUnit: if the deb or rpm installed the unit, the remedy enables and starts it, because systemd propagates a reload only to
-// active units.
+// TestReloadUnit: if the deb or rpm installed the unit, the remedy only enables and starts it.
 func TestReloadUnit(t *testing.T) {
 	l := newLab(t)
 	l.run("firewalld")

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeagent
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
+	"github.com/podlace/podlace/pkg/hostlocal"
+)
+
+// attach adds a pod to a bridge of the node.
+func (l *lab) attach() *sandbox.Pod {
+	l.Helper()
+	type object = kerneltest.Object
+	main := kerneltest.Lab{T: l.T, Plugin: bridge.Plugin(hostlocal.Plugin()).Run, Pod: kerneltest.NewPod(l), Conf: object{
+		"cniVersion": "1.1.0", "name": "restored", "type": "bridge", "bridge": "restored0", "isGateway": true, "antiSpoof": true,
+		"ipam": object{"type": "host-local", "subnet": "10.93.0.0/29"}}}
+	main.OK(main.Call("ADD", "a"))
+	l.Cleanup(func() {
+		main.OK(main.Call("DEL", "a"))
+		_ = exec.Command("ip", "link", "del", "restored0").Run()
+	})
+	return main.Pod
+}
+
+// TestPodsRestored: what another program removes from pods comes back and is counted. What cannot be restored is a problem in the status,
+// until it can.
+func TestPodsRestored(t *testing.T) {
+	l := newLab(t)
+	l.HTTP = "unix:" + l.dir + "/http"
+	pod := l.attach()
+	l.ready()
+	l.awaitMetrics("at the start", map[string]float64{"restored_total": 0})
+	time.Sleep(time.Second) // until the next comparison may come
+	kerneltest.Must(t, kerneltest.FlushNFT(), exec.Command("ip", "link", "set", "restored0", "down").Run())
+	l.awaitMetrics("after a flush", map[string]float64{"restored_total": 2, "problems": 1})
+	if link, err := netlink.LinkByName("restored0"); err != nil || link.Attrs().Flags&net.FlagUp == 0 {
+		t.Errorf("the bridge: %+v, %v", link, err)
+	}
+	folder := filepath.Dir(pod.Path)
+	kerneltest.Must(t, os.Rename(folder, folder+"-hidden"), exec.Command("ip", "link", "set", "restored0", "down").Run())
+	l.await("a problem", func() bool { return l.says("pods", "does not see the namespace") })
+	kerneltest.Must(t, os.Rename(folder+"-hidden", folder))
+	l.awaitMetrics("in the end", map[string]float64{"restored_total": 3, "problems": 1})
+}

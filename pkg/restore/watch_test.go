@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podlace/podlace/pkg/kernel"
+)
+
+// bench runs a watcher without a kernel.
+type bench struct {
+	watcher
+	removals chan kernel.Removal
+	log      strings.Builder
+	began    []time.Duration // of the comparisons, since the start
+	looks    []Look
+}
+
+// run runs a watcher during do. found is what each comparison restores or its error.
+func run(t *testing.T, found func() error, do func(b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		b := &bench{removals: make(chan kernel.Removal)}
+		b.watcher = watcher{log: slog.New(slog.NewTextHandler(&b.log, nil)), removals: b.removals}
+		b.report = func(l Look) { b.looks = append(b.looks, l) }
+		b.all = func(log *slog.Logger) error {
+			b.began = append(b.began, time.Since(start))
+			time.Sleep(10 * time.Millisecond)
+			err := found()
+			if err == nil {
+				log.With("a", 1).Info("guards are missing")
+			}
+			if err == errNothing {
+				err = nil
+			}
+			return err
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go b.watch(ctx)
+		time.Sleep(2 * time.Second)
+		do(b)
+		stop()
+		synctest.Wait()
+	})
+}
+
+var errNothing = errors.New("nothing is missing")
+
+func (b *bench) expect(t *testing.T, what string, began ...time.Duration) {
+	t.Helper()
+	time.Sleep(2 * time.Second)
+	got := b.began
+	b.began = nil
+	if len(got) != len(began) {
+		t.Fatalf("%s: comparisons at %v, want %v", what, got, began)
+	}
+	for i := range got {
+		if got[i] != began[i] {
+			t.Errorf("%s: comparisons at %v, want %v", what, got, began)
+		}
+	}
+}
+
+// TestPace: a comparison comes after 100 ms of quiet, after a second at the latest, and never within a second of the previous one.
+// Podlace's own deletions cause none.
+func TestPace(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	run(t, func() error { return errNothing }, func(b *bench) {
+		b.expect(t, "start", 0) // until 4 s
+		b.removals <- kernel.Removal{What: "rules", By: "nft"}
+		b.expect(t, "one removal", 4*s+100*ms)
+		b.removals <- kernel.Removal{What: "rules", By: "podlace-pod"}
+		b.expect(t, "a DEL") // until 8 s
+		for range 30 {
+			b.removals <- kernel.Removal{What: "a route"}
+			time.Sleep(50 * ms)
+		}
+		b.expect(t, "a flood", 9*s, 10*s) // until 11.5 s
+		b.removals <- kernel.Removal{What: "a route"}
+		time.Sleep(200 * ms)
+		b.removals <- kernel.Removal{What: "a route"}
+		b.expect(t, "a second one", 11*s+610*ms, 12*s+610*ms)
+		time.Sleep(lookEvery)
+		if len(b.began) != 1 || b.log.Len() > 0 {
+			t.Errorf("%v, log %s", b.began, b.log.String())
+		}
+	})
+}
+
+// TestFight: after the first repairs, one message says that another program removes what is restored, and comparisons become rare.
+func TestFight(t *testing.T) {
+	run(t, func() error { return nil }, func(b *bench) {
+		b.began, b.looks = nil, nil
+		end := time.Now().Add(10 * time.Minute)
+		for time.Now().Before(end) {
+			b.removals <- kernel.Removal{What: "rules in table podlace_guard", By: "nft"}
+			time.Sleep(100 * time.Millisecond)
+		}
+		log := b.log.String()
+		if strings.Count(log, "keeps removing") != 1 || !strings.Contains(log, "by=nft") || strings.Count(log, "\n") > FreeRepairs+1 {
+			t.Errorf("log:\n%s", log)
+		}
+		if n := len(b.began); n < 20 || n > 40 {
+			t.Errorf("%d comparisons in 10 minutes", n)
+		}
+		if last := b.looks[len(b.looks)-1]; !last.Contested || last.Restored != 1 {
+			t.Errorf("%+v", last)
+		}
+	})
+}
+
+// TestFailure: an error is logged once, and the comparison repeated with growing delays.
+func TestFailure(t *testing.T) {
+	failure := errors.New("link veth1 is missing")
+	run(t, func() error { return failure }, func(b *bench) {
+		time.Sleep(time.Hour)
+		if n := len(b.began); n < 14 || n > 18 || strings.Count(b.log.String(), "link veth1 is missing") != 1 {
+			t.Errorf("%d comparisons in an hour, log:\n%s", n, b.log.String())
+		}
+		if last := b.looks[len(b.looks)-1]; !errors.Is(last.Err, failure) {
+			t.Errorf("%+v", last)
+		}
+	})
+}
