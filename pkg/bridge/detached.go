@@ -53,14 +53,10 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// UnrecordedPorts returns the ports of a bridge that have a name of Podlace's but no record, for example because another program deleted
-// /run/podlace. There are none if the bridge does not exist.
-func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err error) {
-	link, ok, err := host.Link(bridge)
-	if err != nil || !ok {
-		return nil, err
-	}
-	ports, err := host.Ports(link)
+// UnrecordedPorts returns the bridges' ports that have a name of Podlace's but no record, for example because another program deleted
+// /run/podlace.
+func UnrecordedPorts(host *kernel.Node) (names []string, err error) {
+	ports, err := host.Ports(kernel.Link{})
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +66,10 @@ func UnrecordedPorts(host *kernel.Node, bridge string) (names []string, err erro
 		recorded[pod.HostVeth()] = true
 	}
 	for _, name := range ports {
-		if isVeth(name, ownDigits) && !recorded[name] {
+		if !isVeth(name, ownDigits) || recorded[name] {
+			continue
+		}
+		if _, ok, err := host.Link(name); ok || err != nil { // DEL may have removed link and record meanwhile
 			names = append(names, name)
 		}
 	}

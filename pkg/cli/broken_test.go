@@ -44,6 +44,8 @@ func TestBrokenPod(t *testing.T) {
 		{"true", "reload", exitOK, "reloaded: 1 attachments of bridge", "down"},
 		{"ip link set broken0 down", "topology", exitOK, "bridge broken0: down", ""},
 		{"true", "reload", exitOK, "the bridge of pods is down and is set up", "missing"},
+		{"mv /run/podlace/net /run/podlace/moved", "reload", exitFailed, "limits of 1 pods cannot be restored", "reloaded"},
+		{"mv /run/podlace/moved /run/podlace/net", "reload", exitOK, "reloaded: 1 attach", "cannot"},
 		{"ip link set " + key.HostVeth() + " down", "topology", exitOK, "interface down", "interface missing"},
 		{"ip link set " + key.HostVeth() + " up", "reload", exitOK, "reloaded: 1 attachments of bridge", "down"},
 		{"tc qdisc del dev " + key.HostVeth() + " root", "limits --interval 10ms", exitDiffers, "missing: podlace reload restores it",

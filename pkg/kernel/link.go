@@ -120,14 +120,15 @@ func bridgeHeader(port Link) *nl.IfInfomsg {
 	return msg
 }
 
-// Ports returns the names of a bridge's ports. It reads all links of the namespace, so it is slow if there are many.
+// Ports returns the names of a bridge's ports, or of all links with a master for Link{}. It reads all links of the namespace, so it is slow if
+// there are many.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	links, err := n.allLinks()
 	if err != nil {
 		return nil, err
 	}
 	for _, l := range links {
-		if l.Attrs().MasterIndex == bridge.Index {
+		if master := l.Attrs().MasterIndex; master != 0 && (master == bridge.Index || bridge.Index == 0) {
 			names = append(names, l.Attrs().Name)
 		}
 	}

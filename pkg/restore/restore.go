@@ -37,6 +37,11 @@ func All(log *slog.Logger) error {
 		return err
 	}
 	defer host.Close()
-	return errors.Join(bridge.RenewClusterCIDRs(log), bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log),
+	unrecorded, err := bridge.UnrecordedPorts(host)
+	if err == nil && len(unrecorded) > 0 {
+		err = fmt.Errorf("the rules and limits of %d pods cannot be restored, because their records below /run/podlace are lost: "+
+			"delete these pods, so that their controllers create new ones (podlace doctor ports names their interfaces)", len(unrecorded))
+	}
+	return errors.Join(err, bridge.RenewClusterCIDRs(log), bridge.Restore(host, log, attachment.Waiting), portmap.Restore(host, log),
 		bandwidth.Restore(host, log), hostlocal.Restore(log))
 }

@@ -22,20 +22,17 @@ func (n *node) ports() []Finding {
 		bridges[p.Bridge] = bridges[p.Bridge] || p.Missing || p.Down
 		found = append(found, detachedPort(p))
 	}
-	for _, name := range n.bridges() {
-		found = append(found, n.unrecordedPorts(name)...)
-	}
-	return found
+	return append(found, n.unrecordedPorts()...)
 }
 
 // unrecordedPorts reports Podlace's bridge ports whose attachment records are lost.
-func (n *node) unrecordedPorts(name string) []Finding {
-	ports, err := bridge.UnrecordedPorts(n.host, name)
+func (n *node) unrecordedPorts() []Finding {
+	ports, err := bridge.UnrecordedPorts(n.host)
 	if err != nil || len(ports) == 0 {
-		return unknown("the ports of the bridge "+name, err)
+		return unknown("the ports of the bridges", err)
 	}
 	list := strings.Join(ports[:min(len(ports), maxPodFindings)], " ")
-	return []Finding{{Level: Warning, Code: "port-unrecorded", What: fmt.Sprintf("pods on %s without a record: %d", name, len(ports)),
+	return []Finding{{Level: Warning, Code: "port-unrecorded", What: fmt.Sprintf("pods without a record: %d", len(ports)),
 		Evidence:    "no record in /run/podlace has the interface " + list,
 		Consequence: "nothing restores the rules and limits of these pods after a flush, and podlace ls does not list the pods",
 		Command:     "delete these pods, so that their controllers create new pods"}}
