@@ -221,7 +221,7 @@ func TestMeasuredHeal(t *testing.T) {
 		harness.Shell(t, `nft flush ruleset; ip -force -batch - <<-END
 		link del heal0
 		END
-		for l in $(ls /sys/class/net | grep -E '^(veth|bwp)'); do echo qdisc del dev $l root; echo qdisc del dev $l clsact; done | tc -force -batch -
+		ls /sys/class/net | sed -nE '/^(veth|bwp)/s/.*/qdisc del dev & root/p; /^qdisc del dev (veth.*) root/s//qdisc del dev \1 clsact/p' | tc -batch -
 		sysctl -q net.ipv4.ip_forward=0`)
 		return time.Now()
 	}
