@@ -137,7 +137,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	}()
 	a.watchFiles(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { a.watchPods(ctx) })
+	running.Go(func() { a.watchPods(ctx, api) })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
