@@ -51,7 +51,8 @@ func drawCurve(samples []sample, pods int, byHand time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 210" width="400" height="210" role="img">
 <title>Percent of %d pods that are restored by milliseconds after a flush of everything</title>
-<style>text { font: 12px sans-serif; fill: #24292f } polyline, path { fill: none; stroke-width: 2 } .axis, .hand { stroke: #8c959f; stroke-width: 1 }
+<style>text { font: 12px sans-serif; fill: #24292f } polyline, path { fill: none; stroke-width: 2 }
+.axis, .hand { stroke: #8c959f; stroke-width: 1 }
 .hand { stroke-dasharray: 4 } .ports { stroke: #1f6feb } .hostports { stroke: #bf8700 } .limits { stroke: #1a7f37 }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } }</style>
 <path class="axis" d="M%d %d V%d H%d"/><text x="0" y="%d">100 %%</text><text x="%d" y="%d">0</text>
@@ -72,7 +73,8 @@ func drawCurve(samples []sample, pods int, byHand time.Duration) string {
 		}
 		b.WriteString("\"/>\n")
 	}
-	for i, key := range [][2]string{{"ports", "bridge ports"}, {"hostports", "hostPorts"}, {"limits", "limits"}, {"hand", "podlace reload by hand"}} {
+	for i, key := range [][2]string{{"ports", "bridge ports"}, {"hostports", "hostPorts"}, {"limits", "limits"},
+		{"hand", "podlace reload by hand"}} {
 		at := []int{left, left + 90, left + 165, left + 220}[i]
 		fmt.Fprintf(&b, "<path class=%q d=\"M%d 194 h14\"/><text x=\"%d\" y=\"198\">%s</text>\n", key[0], at, at+17, key[1])
 	}

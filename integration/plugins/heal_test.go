@@ -210,8 +210,8 @@ func TestHealFight(t *testing.T) {
 	l.await("restored in the end", func() bool { return strings.Contains(l.state(), want) })
 }
 
-// TestMeasuredHeal: after a flush of everything, the watcher restores all pods. HEAL_PODS sets their number, HEAL_CURVE a file for a picture
-// of the time that it takes, and HEAL_IDLE how long the watcher then has nothing to do, such as 1h.
+// TestMeasuredHeal: after a flush of everything, the watcher restores all pods. HEAL_PODS sets their number, HEAL_CURVE a file for a
+// picture of the time that it takes, and HEAL_IDLE how long the watcher then has nothing to do, such as 1h.
 func TestMeasuredHeal(t *testing.T) {
 	pods, _ := strconv.Atoi(os.Getenv("HEAL_PODS"))
 	l := newHealLab(t, max(pods, 50))
@@ -221,7 +221,7 @@ func TestMeasuredHeal(t *testing.T) {
 		harness.Shell(t, `nft flush ruleset; ip -force -batch - <<-END
 		link del heal0
 		END
-		ls /sys/class/net | sed -nE '/^(veth|bwp)/s/.*/qdisc del dev & root/p; /^qdisc del dev (veth.*) root/s//qdisc del dev \1 clsact/p' | tc -batch -
+		ls /sys/class/net | sed -nE '/^(veth|bwp)/s/.*/qdisc del dev & root/p; s/^(qdisc del dev veth.*) root/\1 clsact/p' | tc -batch -
 		sysctl -q net.ipv4.ip_forward=0`)
 		return time.Now()
 	}
