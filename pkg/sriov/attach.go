@@ -114,6 +114,9 @@ func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) error 
 
 // ownerHas reports whether the pod in a VF's journal still has the VF.
 func (n *nodeSide) ownerHas(left Holding) (bool, error) {
+	if left.Ended {
+		return false, nil
+	}
 	pod, link, alive, err := findInPod(left)
 	if err != nil || !alive {
 		return false, err

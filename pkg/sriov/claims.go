@@ -110,7 +110,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 			return nil
 		}
 		n.r.Log.Info("restoring a VF whose claim ends", "vf", a, "pod", j.Pod, "claim", j.Claim.Namespace+"/"+j.Claim.Name)
-		return n.restoreVF(h, j)
+		return n.endAttachment(h, j)
 	})
 }
 
