@@ -56,7 +56,9 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	was := c.link.MAC
+	if c.link.Index != 0 {
+		v.formerMAC = c.link.MAC
+	}
 	if c, err = j.bindDriver(c, v.Wanted.Driver); err != nil {
 		return err
 	}
@@ -64,7 +66,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 		return err
 	}
 	if v.Userspace = c.userspaceDriver(); v.Userspace != "" {
-		v.MAC, err = j.userspaceMAC(c, v.Fixed, was)
+		v.MAC, err = j.userspaceMAC(c, v)
 		if err == nil {
 			err = s.leaseAddresses(j, v)
 		}
@@ -88,12 +90,13 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 
 // userspaceMAC returns the MAC that a program in user space finds in the VF: the one that ADD has set or the PF's or, without a PF, the
 // former interface's. It returns "" if that is unknown, because the PF then lets the program choose.
-func (n *nodeSide) userspaceMAC(c vfCard, fixed, was net.HardwareAddr) (string, error) {
+func (n *nodeSide) userspaceMAC(c vfCard, v *vf) (string, error) {
 	set, _, err := n.settingsOnPF(c)
-	if c.vf.IsVF() {
-		was = nil
+	macs := []net.HardwareAddr{v.Fixed, set.MAC}
+	if !c.vf.IsVF() {
+		macs = append(macs, v.formerMAC)
 	}
-	for _, mac := range []net.HardwareAddr{fixed, set.MAC, was} {
+	for _, mac := range macs {
 		if !bytes.Equal(mac, make([]byte, len(mac))) {
 			return mac.String(), err
 		}
