@@ -25,7 +25,7 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []strict.Problem {
 		f.reportRefused(i)
 	}
 	if s.ExclusiveRDMA {
-		f.Notes = append(f.Notes, c.WithExclusiveRDMA()...)
+		f.Notes = append(f.Notes, c.withExclusiveRDMA()...)
 	}
 	for i := range c.PFs {
 		f.reportPF(i)
