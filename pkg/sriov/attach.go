@@ -191,16 +191,10 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		wanted := v.Wanted
 		wanted.MAC = mac.String()
 		key := wanted.NeedsPF(pci.IsUserspace(cmp.Or(wanted.Driver, c.vf.Driver)))
-		switch {
-		case key == "":
+		if key == "" {
 			return nil
-		case !c.vf.IsVF():
-			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: function %s has no PF on this node, which alone can set it",
-				v.settingText(key), c.vf.Address), "remove the setting, and set it on the hypervisor")
 		}
-		return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
-			v.settingText(key), c.vf.Address),
-			"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
+		return j.withoutPF(c, v.settingText(key))
 	}
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address),
@@ -214,6 +208,19 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		err = fmt.Errorf("VF %s with the settings of %s (%s): %w", v.Address, v.claimName(), v.config, err)
 	}
 	return err
+}
+
+// withoutPF returns the error for a setting that only the PF of a VF can set.
+func (n *nodeSide) withoutPF(c vfCard, setting string) error {
+	why := fmt.Sprintf("function %s has no PF on this node, which alone can set it", c.vf.Address)
+	hint := "remove the setting, and set it on the hypervisor"
+	if c.vf.IsVF() {
+		why = fmt.Sprintf("the PF of VF %s is not available", c.vf.Address)
+		hint = fmt.Sprintf("the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
+	} else if d, err := pci.Inspect(n.sysfs, c.vf.Address); err == nil && d.IsPF() {
+		why, hint = fmt.Sprintf("function %s is a PF, and only VFs have this setting", c.vf.Address), "remove the setting, or give the pod a VF"
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: %s", setting, why), "%s", hint)
 }
 
 // setOnPF sets a VF's settings on its PF. If the PF's driver refuses one, the error has a hint.
