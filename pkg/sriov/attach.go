@@ -194,7 +194,7 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		if key == "" {
 			return nil
 		}
-		return j.withoutPF(c, v.settingText(key))
+		return j.withoutPF(c, v.settingText(key, j.cfg.Egress))
 	}
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address),

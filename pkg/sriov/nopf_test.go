@@ -73,6 +73,11 @@ func TestSettingsWithoutPF(t *testing.T) {
 	l.allocate(vf0)
 	l.Fails(l.Call("ADD", "a", "spoofchk", "on"), plugin.CodeKernelFeature, `cannot set spoofchk: function `+vf0+" has no PF")
 	l.del("a")
+	for rate, says := range map[int]string{100: "the limit of the annotation kubernetes.io/egress-bandwidth", 5: "max_tx_rate"} {
+		o := l.Call("ADD", "a", "prevResult", nil, "max_tx_rate", rate, "runtimeConfig", object{"bandwidth": object{"egressRate": 10_000_000}})
+		l.Fails(o, plugin.CodeKernelFeature, "cannot set "+says+": function "+vf0+" has no PF")
+		l.del("a", "prevResult", nil)
+	}
 }
 
 // TestSettingsOfWholePF checks that ADD refuses the settings of the table for a PF that a claim has as a whole.
