@@ -301,6 +301,9 @@ func TestClaimBoundBefore(t *testing.T) {
 			if i := l.add("a").result.Interfaces; len(i) != 2 || i[1].Mac != want {
 				t.Errorf("%+v", i[1])
 			}
+			if h, err := Holdings(); err != nil || len(h) != 1 || !h[0].Ready || h[0].MAC != want || h[0].Userspace != "vfio-pci" {
+				t.Errorf("%+v, %v", h, err) // the status of the claim has this
+			}
 			l.del("a")
 		})
 	}

@@ -56,3 +56,22 @@ func TestSettingsWithoutPF(t *testing.T) {
 		}
 	}
 }
+
+// TestPFKeepsItsDriver checks that Prepare refuses to bind a PF to another driver.
+func TestPFKeepsItsDriver(t *testing.T) {
+	const pf = "0000:11:00.0"
+	l := newDRALab(t)
+	s, err := pci.Scan(l.sysfs)
+	must(t, err)
+	a, _ := pci.ParseAddress(pf)
+	d, _ := s.Device(a)
+	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{{Name: fast, Resource: &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA},
+		Devices: []pool.Device{{Device: d, Whole: 4}}}}})
+	for driver, want := range map[string]string{"ice": "", "vfio-pci": "cannot change the driver of device " + pf + " from ice to vfio-pci: it is a PF"} {
+		c := newClaim("c-1", "web", deviceResult("a", pf))
+		c.Status.Allocation.Devices.Config = configs{fromClass(`"driver":"` + driver + `"`)}
+		if _, err := l.planClaim(c, nil); (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", driver, err, want)
+		}
+	}
+}
