@@ -277,8 +277,10 @@ func (x *vfRestore) removeXDP() error {
 
 func (x *vfRestore) restoreLink() (err error) {
 	f := x.j.Former
-	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
-		return err
+	if f.PF == nil || !bytes.Equal(x.c.link.MAC, f.PF.MAC) { // an interface that has got the MAC of an admin on the PF cannot change it
+		if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
+			return err
+		}
 	}
 	if err := x.removeXDP(); err != nil {
 		return err
