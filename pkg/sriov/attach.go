@@ -56,9 +56,6 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	if c.link.Index != 0 {
-		v.formerMAC = c.link.MAC
-	}
 	if c, err = j.bindDriver(c, v.Wanted.Driver); err != nil {
 		return err
 	}
@@ -157,7 +154,7 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 	if link := c.link; link.Index != 0 {
 		f.Name, f.AltNames, f.Alias, f.MAC, f.MTU = link.Name, link.AltNames, link.Alias, link.MAC, link.MTU
 		f.Promisc, f.AllMulti, f.Up, f.TxQueue = link.Promis, link.AllMulti, link.Up, link.TxQueue
-		f.Traits = link.Traits
+		f.Traits, v.formerMAC = link.Traits, link.MAC
 		features, err := pci.Features(link.Name)
 		if err != nil {
 			return err

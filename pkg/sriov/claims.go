@@ -21,7 +21,7 @@ import (
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
 // stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the VF's lock, and the VF remains usable as
-// long as it does: unprepare first changes the claim record and then waits for that lock. stillPrepared also takes formerMAC from the record.
+// long as it does: unprepare first changes the claim record and then waits for that lock. It also reads formerMAC from the record.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil

@@ -64,7 +64,7 @@ func TestIGBWithoutPF(t *testing.T) {
 	restored()
 }
 
-// TestIGBDriverUnloaded: DEL succeeds after 'modprobe -r' of the former driver, and the daemon restores the function once it is loaded again.
+// TestIGBDriverUnloaded: DEL succeeds after 'modprobe -r' of the former driver, and the daemon restores the function once it is back.
 func TestIGBDriverUnloaded(t *testing.T) {
 	l := newIGB(t)
 	lone := os.Getenv("PODLACE_LONE")

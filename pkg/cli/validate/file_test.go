@@ -127,7 +127,8 @@ func TestExclusiveRDMA(t *testing.T) {
 	file := yamlfile.File{Name: "f", Data: []byte(`{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true}}]}`)}
 	const want = "f:1:55: resourceList[0].selectors.isRdma: warning: pods cannot use the RDMA devices, which stay on the node in exclusive mode"
 	for _, exclusive := range []bool{false, true} {
-		if got := fmt.Sprint(Files([]yamlfile.File{file}, Node{Devices: &pci.Snapshot{ExclusiveRDMA: exclusive}})); strings.Contains(got, want) != exclusive {
+		node := Node{Devices: &pci.Snapshot{ExclusiveRDMA: exclusive}}
+		if got := fmt.Sprint(Files([]yamlfile.File{file}, node)); strings.Contains(got, want) != exclusive {
 			t.Errorf("%t: %s", exclusive, got)
 		}
 	}

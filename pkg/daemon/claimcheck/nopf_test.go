@@ -11,8 +11,8 @@ import (
 	"github.com/podlace/podlace/integration/pcitest"
 )
 
-// TestSettingsWithoutPF checks that claims cannot have settings of VFs if the device is a function without a PF or a whole PF, by devices of
-// the node. If the scheduler may choose another device, the class must exclude it.
+// TestSettingsWithoutPF checks by devices of the node that claims cannot have settings of VFs if the device is a function without a PF or a
+// whole PF. If the scheduler may choose another device, the class must exclude it.
 func TestSettingsWithoutPF(t *testing.T) {
 	const config = `{"resourceList": [{"resourceName": "fast", "api": "dra", "selectors": [%s],
 		"claimMay": ["vlan", "vlanQoS", "vlanProto", "mac", "spoofchk", "trust", "linkState", "minTxRate", "maxTxRate", "mtu", "ifName"]}],

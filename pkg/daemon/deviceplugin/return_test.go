@@ -44,8 +44,8 @@ func TestUnrestored(t *testing.T) {
 	a, err := pci.ParseAddress(vf00)
 	kerneltest.Must(t, err, os.MkdirAll(sriov.JournalFolder, 0o700))
 	write := func(h sriov.Holding) {
-		h.Format, h.Address, h.Owner, h.Netns, h.Name = 1, a, attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}, "/run/netns/a", "net1"
-		h.Former.Driver = "i40evf"
+		h.Format, h.Address, h.Netns, h.Name, h.Former.Driver = 1, a, "/run/netns/a", "net1", "i40evf"
+		h.Owner = attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
 		text, err := json.Marshal(h)
 		kerneltest.Must(t, err, os.WriteFile(filepath.Join(sriov.JournalFolder, vf00), text, 0o600))
 	}

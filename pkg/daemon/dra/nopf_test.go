@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 )
 
-// TestSettingsWithoutPF checks that Prepare refuses settings of VFs for a function without a PF and for a PF, and what their attributes say.
+// TestSettingsWithoutPF checks that Prepare refuses settings of VFs for a function without a PF and for a PF, and their attributes.
 func TestSettingsWithoutPF(t *testing.T) {
 	const pf0 = "0000:11:00.0"
 	l := newDRALab(t)
@@ -65,9 +65,10 @@ func TestPFKeepsItsDriver(t *testing.T) {
 	must(t, err)
 	a, _ := pci.ParseAddress(pf)
 	d, _ := s.Device(a)
-	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{{Name: fast, Resource: &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA},
-		Devices: []pool.Device{{Device: d, Whole: 4}}}}})
-	for driver, want := range map[string]string{"ice": "", "vfio-pci": "cannot change the driver of device " + pf + " from ice to vfio-pci: it is a PF"} {
+	r := &pool.Resource{Prefix: "example.com", Name: "fast", API: pool.DRA}
+	l.Update(Inventory{Snapshot: s, Pools: []pool.Pool{{Name: fast, Resource: r, Devices: []pool.Device{{Device: d, Whole: 4}}}}})
+	const refused = "cannot change the driver of device " + pf + " from ice to vfio-pci: it is a PF"
+	for driver, want := range map[string]string{"ice": "", "vfio-pci": refused} {
 		c := newClaim("c-1", "web", deviceResult("a", pf))
 		c.Status.Allocation.Devices.Config = configs{fromClass(`"driver":"` + driver + `"`)}
 		if _, err := l.planClaim(c, nil); (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) {
