@@ -126,8 +126,8 @@ func (p *prober) take() (round []PeerStatus) {
 	return round
 }
 
-// answersUDP reports whether the kernel of a node answers at an address: it refuses a datagram to a closed port. Unlike ICMP echo, that needs
-// no capability.
+// answersUDP reports whether a node answers at an address: its kernel refuses a datagram to a closed port. Unlike ICMP echo, that needs no
+// capability.
 func answersUDP(ctx context.Context, addr netip.Addr) bool {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, probePort)))
 	if err != nil {

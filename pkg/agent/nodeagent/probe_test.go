@@ -20,7 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/agent/noderoutes"
 )
 
-// TestProber: only a peer of this boot that is Ready and has answered before can be silent, a round has at most 32 probes, and all peers get
+// TestProber: only a peer that is Ready and has answered during this boot can be silent. A round has at most 32 probes, and all peers get
 // their turn.
 func TestProber(t *testing.T) {
 	list := newNodes(func() {}, slog.New(slog.DiscardHandler))

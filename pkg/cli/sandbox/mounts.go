@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountsEnv names the file of a mount namespace. In a privileged container with the node's processes, /proc/1/ns/mnt shows the node's files.
+// mountsEnv names the file of a mount namespace. In a privileged container with the node's processes, that is /proc/1/ns/mnt.
 const mountsEnv = "PODLACE_MOUNTS"
 
 // EnterMounts runs the program again in the mount namespace that PODLACE_MOUNTS names. It is a no-op without this variable.
