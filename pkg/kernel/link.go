@@ -120,8 +120,8 @@ func bridgeHeader(port Link) *nl.IfInfomsg {
 	return msg
 }
 
-// Ports returns the names of a bridge's ports, or of all links with a master for Link{}. It reads all links of the namespace, so it is slow if
-// there are many.
+// Ports returns the names of a bridge's ports, or for Link{} of all links with a master. It reads all links of the namespace, so it is slow
+// if there are many.
 func (n *NS) Ports(bridge Link) (names []string, err error) {
 	links, err := n.allLinks()
 	if err != nil {

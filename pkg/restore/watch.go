@@ -16,9 +16,9 @@ import (
 
 // Look is the outcome of one comparison by Watch.
 type Look struct {
-	Restored  int   // changes
-	Err       error // what could not be restored
-	Contested bool  // another program keeps removing it
+	Restored  int    // changes
+	Err       error  // what could not be restored
+	Contested string // what another program keeps removing, with its name if known; usually empty
 }
 
 // Watch calls All at the start, after each removal that the kernel reports, after errors, and in any case once in lookEvery. It logs what
@@ -68,6 +68,7 @@ type watcher struct {
 	report   func(Look)
 	removals <-chan kernel.Removal
 	contest  Contest
+	removed  string        // what is contested
 	failure  string        // text of the last error
 	retry    time.Duration // delay until the next comparison after an error
 }
@@ -80,6 +81,12 @@ func (w *watcher) look(why kernel.Removal) {
 	now := time.Now()
 	fight := len(done) > 0 && w.contest.NoteRepair(now)
 	contested := w.contest.Wait(now) > 0
+	switch {
+	case !contested:
+		w.removed = ""
+	case fight:
+		w.removed = strings.TrimSuffix(why.What+" by "+why.By, " by ")
+	}
 	switch {
 	case fight:
 		w.log.Warn("another program keeps removing what pods need: it is restored at most once in 30 s, without further messages, until that "+
@@ -97,7 +104,7 @@ func (w *watcher) look(why kernel.Removal) {
 		w.log.Warn("not everything could be restored; trying again", "error", err)
 	}
 	w.failure = failure
-	w.report(Look{Restored: len(done), Err: err, Contested: contested})
+	w.report(Look{Restored: len(done), Err: err, Contested: w.removed})
 }
 
 // wait returns the removal for which to compare next; the last comparison began at began. ok is false if ctx has ended.

@@ -111,7 +111,7 @@ func TestFight(t *testing.T) {
 		if n := len(b.began); n < 20 || n > 40 {
 			t.Errorf("%d comparisons in 10 minutes", n)
 		}
-		if last := b.looks[len(b.looks)-1]; !last.Contested || last.Restored != 1 {
+		if last := b.looks[len(b.looks)-1]; last.Contested != "rules in table podlace_guard by nft" || last.Restored != 1 {
 			t.Errorf("%+v", last)
 		}
 	})

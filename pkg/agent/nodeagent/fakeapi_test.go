@@ -36,6 +36,7 @@ type fakeAPI struct {
 	nodes    map[string]*corev1.Node
 	watchers map[chan kwatch.Event]bool
 	requests []string // queries, in order
+	events   []corev1.Event
 
 	Paged    bool // the server cannot stream lists
 	Cut      int  // number of lists that are truncated in the middle
@@ -164,13 +165,20 @@ func codec(r *http.Request) runtime.SerializerInfo {
 	return info
 }
 
-// ServeHTTP serves lists and watches of nodes.
+// ServeHTTP serves lists and watches of nodes, and takes Events.
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	f.mu.Lock()
 	f.requests = append(f.requests, r.Method+" "+r.URL.String())
 	refuse := f.Refuse
-	if r.URL.Path != "/api/v1/nodes" || r.Method != http.MethodGet {
+	if r.URL.Path == "/api/v1/namespaces/default/events" && r.Method == http.MethodPost {
+		var e corev1.Event
+		body, _ := io.ReadAll(r.Body)
+		if _, _, err := codec(r).Serializer.Decode(body, nil, &e); err == nil {
+			f.events = append(f.events, e)
+		}
+		refuse = http.StatusCreated
+	} else if r.URL.Path != "/api/v1/nodes" || r.Method != http.MethodGet {
 		refuse = http.StatusForbidden
 	}
 	if query.Get("sendInitialEvents") == "true" && f.Paged {

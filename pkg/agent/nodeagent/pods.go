@@ -3,22 +3,32 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/podlace/podlace/pkg/restore"
 )
 
 // watchPods restores what other programs remove from the pods' network, until ctx is done.
-func (a *agent) watchPods(ctx context.Context) {
+func (a *agent) watchPods(ctx context.Context, api rest.Interface) {
 	if !a.config.Routes { // the agent has no CAP_NET_ADMIN
 		return
 	}
 	err := restore.Watch(ctx, a.log, func(now restore.Look) {
 		a.metrics.restored.Add(float64(now.Restored))
 		before := a.look.Swap(&now)
-		if before == nil || (before.Err == nil) != (now.Err == nil) || before.Contested != now.Contested {
+		before = cmp.Or(before, &restore.Look{})
+		if (before.Err == nil) != (now.Err == nil) || before.Contested != now.Contested {
 			a.alarm.wake(onLook)
+		}
+		if now.Contested != "" && before.Contested == "" {
+			a.announce(ctx, api, contestedText(now.Contested))
 		}
 	})
 	if err != nil {
@@ -32,11 +42,30 @@ func (a *agent) addLook() {
 	if last == nil {
 		return
 	}
-	if last.Contested {
-		a.addProblem("pods", errors.New("another program keeps removing rules or links of pods; they are restored at most once in 30 s"),
-			"stop that program, which the log of podlace-node names", false)
+	if last.Contested != "" {
+		a.addProblem("pods", errors.New(contestedText(last.Contested)), "stop that program", false)
 	}
 	if last.Err != nil {
 		a.addProblem("pods", last.Err, "run podlace doctor on the node", false)
+	}
+}
+
+func contestedText(removed string) string {
+	return "another program keeps removing what pods need (" + removed + "); it is restored at most once in 30 s"
+}
+
+// announce creates a warning Event of the Node object, which `kubectl describe node` shows.
+func (a *agent) announce(ctx context.Context, api rest.Interface, message string) {
+	now, node := metav1.Now(), corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: a.Node}
+	a.nodes.mu.Lock()
+	node.UID = types.UID(a.nodes.byName[a.Node].UID)
+	a.nodes.mu.Unlock()
+	err := api.Post().Namespace(metav1.NamespaceDefault).Resource("events").Body(&corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: a.Node + ".", Namespace: metav1.NamespaceDefault},
+		InvolvedObject: node, Type: corev1.EventTypeWarning, Reason: "PodNetworkContested", Message: message, Count: 1,
+		FirstTimestamp: now, LastTimestamp: now, Source: corev1.EventSource{Component: "podlace-node", Host: a.Node},
+	}).Do(ctx).Error()
+	if err != nil {
+		a.log.Warn("the Event of the Node object cannot be created", "error", err)
 	}
 }

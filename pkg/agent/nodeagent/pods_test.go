@@ -7,10 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/bridge"
@@ -52,4 +55,30 @@ func TestPodsRestored(t *testing.T) {
 	l.await("a problem", func() bool { return l.says("pods", "does not see the namespace") })
 	kerneltest.Must(t, os.Rename(folder+"-hidden", folder))
 	l.awaitMetrics("in the end", map[string]float64{"restored_total": 3, "problems": 1})
+}
+
+// TestPodsContested: a program that removes rules for ever is named in the status and by one Event of the Node object.
+func TestPodsContested(t *testing.T) {
+	l := newLab(t)
+	l.attach()
+	l.ready()
+	l.await("a problem", func() bool {
+		kerneltest.Must(t, kerneltest.FlushNFT())
+		return l.says("pods", "another program keeps removing what pods need (rules in table podlace_")
+	})
+	l.await("an Event", func() bool {
+		l.api.mu.Lock()
+		defer l.api.mu.Unlock()
+		return len(l.api.events) > 0
+	})
+	for range 20 {
+		kerneltest.Must(t, kerneltest.FlushNFT())
+		time.Sleep(100 * time.Millisecond)
+	}
+	l.api.mu.Lock()
+	defer l.api.mu.Unlock()
+	if e := l.api.events[0]; len(l.api.events) != 1 || e.InvolvedObject.Kind != "Node" || e.InvolvedObject.UID != "uid-"+types.UID(l.Node) ||
+		e.Type != corev1.EventTypeWarning || !strings.Contains(e.Message, "podlace_") {
+		t.Errorf("%+v", l.api.events)
+	}
 }

@@ -249,7 +249,7 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 	c.Dial = connections.dial
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
-	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{})
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{}, &corev1.Event{})
 	group := corev1.SchemeGroupVersion
 	c.GroupVersion, c.APIPath, c.NegotiatedSerializer = &group, "/api", serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
