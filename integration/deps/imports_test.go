@@ -32,7 +32,7 @@ func packageLayers() [][]string {
 		{"pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
 		{"pkg/podlacepod", "pkg/restore"},
-		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
+		{".", "conf", "pkg/agent/netcheck", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
 		{"pkg/daemon/poolfile"},
 		{"pkg/cli/validate", "pkg/daemon/podresources"},
