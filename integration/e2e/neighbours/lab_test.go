@@ -126,35 +126,48 @@ func (l *lab) paths() (list []path) {
 // fails compares the connections that fail with the wanted ones. A wanted name without a family stands for both.
 func (l *lab) fails(when string, want ...string) {
 	l.Helper()
-	paths := l.paths()
-	failed, wanted := make([]bool, len(paths)), []string{}
-	var wait sync.WaitGroup
-	for i, p := range paths {
-		name, _, _ := strings.Cut(p.name, ",")
-		blocked := slices.Contains(want, p.name) || slices.Contains(want, name)
-		if blocked {
+	var wanted []string
+	for _, p := range l.paths() {
+		if p.among(want) {
 			wanted = append(wanted, p.name)
 		}
+	}
+	if diff := cmp.Diff(wanted, l.failing(5*harness.TrafficLimit, want)); diff != "" {
+		l.Errorf("%s: what fails (-want +got):\n%s", when, diff)
+	}
+}
+
+// failing returns the names of the connections that fail. Those that should not are tried again for a while, because a container may still
+// be starting.
+func (l *lab) failing(patience time.Duration, want []string) (names []string) {
+	l.Helper()
+	paths := l.paths()
+	failed := make([]bool, len(paths))
+	var wait sync.WaitGroup
+	for i, p := range paths {
 		wait.Go(func() {
-			limit := harness.Patience(blocked)
-			for end := time.Now().Add(limit); !failed[i]; time.Sleep(20 * time.Millisecond) {
+			limit := harness.Patience(p.among(want))
+			for end := time.Now().Add(patience); !failed[i]; time.Sleep(20 * time.Millisecond) {
 				if got, err := harness.Dial(p.from, p.address, limit); err == nil && got == p.want {
 					return
 				}
-				failed[i] = blocked || time.Now().After(end) // a container may still be starting
+				failed[i] = p.among(want) || time.Now().After(end)
 			}
 		})
 	}
 	wait.Wait()
-	var got []string
 	for i, p := range paths {
 		if failed[i] {
-			got = append(got, p.name)
+			names = append(names, p.name)
 		}
 	}
-	if diff := cmp.Diff(wanted, append([]string{}, got...)); diff != "" {
-		l.Errorf("%s: what fails (-want +got):\n%s", when, diff)
-	}
+	return names
+}
+
+// among reports whether the path's name is in a list, with or without its family.
+func (p path) among(names []string) bool {
+	name, _, _ := strings.Cut(p.name, ",")
+	return slices.Contains(names, p.name) || slices.Contains(names, name)
 }
 
 // podlace runs a command of podlace, and returns its output.
