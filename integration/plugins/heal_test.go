@@ -70,6 +70,7 @@ func (l *healLab) watch() (stop func()) {
 	cmd := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "reload", "--watch")
 	cmd.Stderr = f
 	kerneltest.Must(l, cmd.Start())
+	l.Cleanup(func() { _ = cmd.Process.Kill() }) // after a failure
 	l.await("watching", func() bool { return strings.Contains(l.logged(), "watching") })
 	time.Sleep(1100 * time.Millisecond) // it compares at most once a second
 	l.pid = cmd.Process.Pid
