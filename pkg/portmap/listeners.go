@@ -28,7 +28,7 @@ func (c Config) checkListeners(r *plugin.Request, wanted []ports.Port) error {
 	option := map[string]string{"tcp": "-lntp", "udp": "-lnup"}[used[0].Protocol]
 	hint := fmt.Sprintf("ss %s 'sport = :%d' shows it", option, used[0].Port)
 	if !c.RefuseListeners {
-		r.Log.Warn("a process of the node listens on a hostPort; from now on the port leads to the pod", "ports", list, "hint", hint)
+		r.Log.Warn("a process listens on a hostPort; from now on it leads to the pod, unless Docker publishes it", "ports", list, "hint", hint)
 		return nil
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodePortConflict, "hostPort %s: a process of the node listens there", list), "%s", hint)

@@ -4,6 +4,7 @@ package neighbours
 
 import (
 	"errors"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -28,6 +29,8 @@ func eachProxy(t *testing.T, test func(l *lab, proxy string)) {
 // acceptBridge runs the documented commands for DOCKER-USER, which doctor prints too.
 func (l *lab) acceptBridge() {
 	l.Helper()
+	// after a reload of firewalld, Docker makes its chains again in the background
+	harness.Await(l, "DOCKER-USER", func() bool { return exec.Command("iptables", "-n", "-L", "DOCKER-USER").Run() == nil })
 	commands := documented(l.T, "iptables")
 	l.advises(commands...)
 	harness.Shell(l, strings.Join(commands, "\n"))
