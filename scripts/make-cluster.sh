@@ -62,6 +62,8 @@ export MANIFEST
 
 if [ "${1:-}" = -test ]; then
   shift
+  DNS=$(scripts/programs.sh "$cache/programs" e2e dns)/dns
+  export DNS
   IMAGES=$dir/images go test -buildvcs=false -count=1 -v -timeout 40m ./integration/e2e/kubernetes "$@"
 else
   scripts/cluster.sh up "$dir" | grep -vx ready

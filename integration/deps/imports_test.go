@@ -32,9 +32,10 @@ func packageLayers() [][]string {
 		{"pkg/reference"},
 		{"pkg/bridge", "pkg/hostlocal", "pkg/loopback", "pkg/portmap", "pkg/bandwidth", "pkg/sriov"},
 		{"pkg/podlacepod", "pkg/restore"},
-		{".", "conf", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
+		{".", "conf", "pkg/agent/netcheck", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
-		{"pkg/cli/validate", "pkg/daemon/podresources", "pkg/daemon/poolfile"},
+		{"pkg/daemon/poolfile"},
+		{"pkg/cli/validate", "pkg/daemon/podresources"},
 		{"pkg/cli/rollback", "pkg/daemon/devicefiles"}, // rollback reads configurations like the collector
 		{"pkg/cli/doctor", "pkg/agent/podmetrics", "pkg/daemon/dra"},
 		{"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/deviceplugin", "pkg/daemon/claimcheck"},

@@ -18,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/podlace/podlace/pkg/cli/doctor"
+	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -40,6 +42,10 @@ func (exitError) Error() string { return "" }
 func Run(args []string, stdout, stderr io.Writer) int {
 	out := &output{to: plugin.PlainWriter(stdout)}
 	stderr = plugin.PlainWriter(stderr)
+	if err := sandbox.EnterMounts(); err != nil {
+		printLine(stderr, err.Error())
+		return exitFailed
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := Command()
@@ -129,6 +135,12 @@ func rootCommands() []string {
 	return []string{"canary", "doctor", "gc", "limits", "ls", "reload", "rollback", "support-bundle", "top", "topology"}
 }
 
+// onNode is where a command runs that cannot run in the container of podlace-node.
+const onNode = "run podlace on the node, or make the manifest with the component debug"
+
+// nodeCommands returns the commands that cannot run in the container of podlace-node.
+func nodeCommands() []string { return []string{"canary", "gc", "rollback", "support-bundle", "trace"} }
+
 // Command returns the root command, from which the documents' reference is generated.
 func Command() *cobra.Command {
 	root := &cobra.Command{
@@ -147,10 +159,16 @@ func Command() *cobra.Command {
 					err = fmt.Errorf(`--%s "": want a value`, f.Name)
 				}
 			})
-			if err == nil && slices.Contains(rootCommands(), cmd.Name()) && cmd.Parent() == cmd.Root() {
+			if err != nil || cmd.Parent() != cmd.Root() {
+				return err
+			}
+			if slices.Contains(nodeCommands(), cmd.Name()) && doctor.InContainer(doctor.Options{}) {
+				return fmt.Errorf("%s: %s", doctor.Unseen, onNode)
+			}
+			if slices.Contains(rootCommands(), cmd.Name()) {
 				return needRoot()
 			}
-			return err
+			return nil
 		},
 	}
 	root.AddCommand(newCanary(), newDoctor(), newExplain(), newGC(), newLimits(), newLs(), newReload(), newRollback(),

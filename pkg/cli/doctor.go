@@ -92,12 +92,19 @@ func printFindings(w io.Writer, found []doctor.Finding, all bool) {
 	printLevel(w, found, doctor.Error)
 	printLevel(w, found, doctor.Warning)
 	var rows [][]string
+	var unseen []string
 	for _, f := range found {
+		if f.What == doctor.Unseen {
+			unseen = append(unseen, f.Check)
+		}
 		if all && (f.Level == doctor.OK || f.Level == doctor.Skipped) {
 			rows = append(rows, []string{string(f.Level), f.Check, plain(f.What)})
 		}
 	}
 	printTable(w, rows)
+	if len(unseen) > 0 {
+		fmt.Fprintf(w, "not checked: %s: %s: %s\n\n", strings.Join(unseen, ", "), doctor.Unseen, onNode)
+	}
 	n := count(found)
 	fmt.Fprintf(w, "errors: %d, warnings: %d, ok: %d, skipped: %d\n",
 		n[doctor.Error], n[doctor.Warning], n[doctor.OK], n[doctor.Skipped])

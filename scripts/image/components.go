@@ -26,9 +26,10 @@ func rules() []componentRule {
 			reason: `each contains the DaemonSet sriov-device-plugin, and that of dra also serves resources without "api": "dra"`},
 		{component: "noroutes", without: []string{"removal"}, reason: "the removal needs the rights that noroutes drops"},
 		{component: "noroutes", without: []string{"vxlan"}, reason: "the tunnel needs routes of the agent"},
-		{component: "noagent", without: []string{"crio", "k3s", "noroutes", "removal", "vxlan"}, reason: "the cluster keeps its network"},
+		{component: "debug", without: []string{"removal"}, reason: "the removal has the rights already"},
+		{component: "noagent", without: []string{"crio", "debug", "k3s", "noroutes", "removal", "vxlan"}, reason: "the cluster keeps its network"},
 		{component: "noagent", oneOf: []string{"dra", "sriov"}, reason: "nothing else is left without the agent"},
-		{component: "openshift", without: []string{"crio", "k3s", "noagent", "noroutes", "removal", "vxlan"},
+		{component: "openshift", without: []string{"crio", "debug", "k3s", "noagent", "noroutes", "removal", "vxlan"},
 			reason: "openshift leaves the cluster network to OpenShift, and has no podlace-node"},
 		{component: "openshift", oneOf: []string{"dra", "sriov"}, reason: "openshift adapts the DaemonSet sriov-device-plugin to OpenShift"},
 		{component: "privileged", oneOf: []string{"dra", "sriov"}, reason: "only the DaemonSet sriov-device-plugin can become privileged"},
@@ -67,7 +68,7 @@ func checkComponents(known, chosen []string) error {
 
 // inOrder sorts components by name. Those that patch objects of the other components are last.
 func inOrder(components []string) []string {
-	last := []string{"noagent", "openshift", "privileged"}
+	last := []string{"debug", "noagent", "openshift", "privileged"}
 	return slices.SortedFunc(slices.Values(slices.Compact(slices.Sorted(slices.Values(components)))), func(a, b string) int {
 		return cmp.Or(cmp.Compare(slices.Index(last, a), slices.Index(last, b)), cmp.Compare(a, b))
 	})

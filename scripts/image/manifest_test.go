@@ -166,7 +166,18 @@ func TestComponents(t *testing.T) {
 		o.config.Data["config.json"] = read(t, "components/noroutes/config.json")
 		o.agent.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add = nil
 	}
+	debug := func(o *manifestObjects) {
+		o.agent.Spec.Template.Spec.HostPID = true
+		c := &o.agent.Spec.Template.Spec.Containers[0]
+		c.Env = append([]core.EnvVar{{Name: "PODLACE_MOUNTS", Value: "/proc/1/ns/mnt"}}, c.Env...)
+		yes := true
+		c.SecurityContext.Privileged, c.SecurityContext.AllowPrivilegeEscalation = &yes, &yes
+		c.SecurityContext.Capabilities = &core.Capabilities{Add: []core.Capability{"ALL"}}
+		c.SecurityContext.SeccompProfile.Type = core.SeccompProfileTypeUnconfined
+	}
+	noconfig := func(o *manifestObjects) { o.config.Data["config.json"] = read(t, "components/noroutes/config.json") }
 	cases := map[string][]func(*manifestObjects){
+		"debug": {debug}, "noroutes debug": {noconfig, debug},
 		"noroutes": {noroutes}, "noroutes k3s": append([]func(*manifestObjects){noroutes}, k3s...),
 		"vxlan": {vxlan}, "k3s": k3s, "crio": {folder("plugins", "/usr/libexec/cni")}, "removal": {removal},
 		"vxlan k3s": append([]func(*manifestObjects){vxlan}, k3s...), "k3s removal": append([]func(*manifestObjects){removal}, k3s...),

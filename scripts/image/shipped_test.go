@@ -61,6 +61,8 @@ func agent(of meta.ObjectMeta) apps.DaemonSet {
 					LocalObjectReference: core.LocalObjectReference{Name: "podlace-node"}}}},
 				hostFolder("plugins", "/opt/cni/bin"), hostFolder("networks", "/etc/cni/net.d"), hostFolder("state", "/run/podlace"),
 				hostFolder("leases", "/var/lib/cni"), hostFolder("namespaces", "/run/netns"),
+				{Name: "sysctls", VolumeSource: core.VolumeSource{
+					HostPath: &core.HostPathVolumeSource{Path: "/proc/sys/net", Type: new(core.HostPathDirectory)}}},
 			},
 		}},
 	}}
@@ -69,6 +71,10 @@ func agent(of meta.ObjectMeta) apps.DaemonSet {
 func hostFolder(name, path string) core.Volume {
 	return core.Volume{Name: name, VolumeSource: core.VolumeSource{
 		HostPath: &core.HostPathVolumeSource{Path: path, Type: new(core.HostPathDirectoryOrCreate)}}}
+}
+
+func namespaces(at string) core.VolumeMount {
+	return core.VolumeMount{Name: "namespaces", MountPath: at, ReadOnly: true, MountPropagation: new(core.MountPropagationHostToContainer)}
 }
 
 func container() core.Container {
@@ -93,8 +99,8 @@ func container() core.Container {
 		VolumeMounts: []core.VolumeMount{
 			{Name: "config", MountPath: "/etc/podlace-node", ReadOnly: true}, {Name: "plugins", MountPath: "/opt/cni/bin"},
 			{Name: "networks", MountPath: "/etc/cni/net.d"}, {Name: "state", MountPath: "/run/podlace"},
-			{Name: "leases", MountPath: "/var/lib/cni", ReadOnly: true}, {Name: "namespaces", MountPath: "/run/netns", ReadOnly: true},
-			{Name: "namespaces", MountPath: "/var/run/netns", ReadOnly: true},
+			{Name: "leases", MountPath: "/var/lib/cni", ReadOnly: true}, namespaces("/run/netns"),
+			namespaces("/var/run/netns"), {Name: "sysctls", MountPath: "/host/proc/sys/net"},
 		},
 	}
 }
@@ -134,7 +140,7 @@ func TestImageNames(t *testing.T) {
 		}
 	}
 	_, err := renderManifest(conf, testImage, []string{"vxlna"}, nil)
-	if err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, dra, k3s`) {
+	if err == nil || !strings.Contains(err.Error(), `"vxlna"; there are crio, debug, dra, k3s`) {
 		t.Errorf("an unknown component: %v", err)
 	}
 }

@@ -7,6 +7,7 @@
 //	CONTAINERD    containerd of the nodes
 //	IMAGES        folder of the images that the nodes have
 //	MANIFEST      the manifest of Podlace
+//	DNS           a DNS server for the cluster's names, for TestTool
 package kubernetes_test
 
 import (

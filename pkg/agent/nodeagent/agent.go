@@ -33,18 +33,6 @@ const (
 	unknownFor   = 5 * time.Second // after the start, while the list of nodes is being read
 )
 
-// times holds the intervals that are shorter in tests.
-type times struct {
-	poll           time.Duration // at files, in case an event was lost
-	firstFileDelay time.Duration // how long failing routes may delay the first node.json
-	trustDelay     time.Duration // how long a suspicious list must persist before routes are deleted
-	conflictPause  time.Duration // between comparisons while routes of other programs are in the way: the kernel sends no event when they go
-}
-
-func usualTimes() times {
-	return times{poll: time.Minute, firstFileDelay: 30 * time.Second, trustDelay: time.Minute, conflictPause: 10 * time.Second}
-}
-
 // options holds the flags of podlace-node run.
 type options struct {
 	Node       string
@@ -65,6 +53,7 @@ type agent struct {
 	metrics  *metrics
 	file     statusFile
 	contests contests
+	prober   *prober
 	look     atomic.Pointer[restore.Look] // the last one of restore.Watch
 
 	config   config
@@ -138,6 +127,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	a.watchFiles(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { a.watchPods(ctx, api) })
+	running.Go(func() { a.prober.run(ctx, a.times.probe, func() { a.alarm.wake(onLook) }) })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -154,7 +144,8 @@ func newAgent(o options, c config, log *slog.Logger) *agent {
 	alarm := newAlarm()
 	nodes := newNodes(func() { alarm.wake(onAPI) }, log)
 	a := &agent{options: o, started: time.Now(), stale: true, config: c, inFile: c, log: log, alarm: alarm, nodes: nodes,
-		metrics: newMetrics(nodes, podmetrics.New(c.ConfDir, log)), binaries: newBinaries(o.Plugins, c.BinDir), contests: contests{}}
+		metrics: newMetrics(nodes, podmetrics.New(c.ConfDir, log)), binaries: newBinaries(o.Plugins, c.BinDir), contests: contests{},
+		prober: newProber(nodes, log)}
 	a.roots = mountRoots(a.folders()...)
 	return a
 }
@@ -383,8 +374,9 @@ func (a *agent) publish() (again time.Time) {
 		a.log.Info("readiness has changed", "ready", ready)
 	}
 	a.ready = ready
-	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: a.peers,
-		Problems: append(slices.Clone(a.problems), peerProblems(a.peers)...)}
+	peers := a.prober.mark(a.peers)
+	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: peers,
+		Problems: append(slices.Clone(a.problems), peerProblems(peers)...)}
 	a.metrics.set(s, a.deletionsHeld, a.refusal != "")
 	if early { // the status of the previous agent is still true
 		return a.started.Add(unknownFor)

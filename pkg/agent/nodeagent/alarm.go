@@ -22,6 +22,20 @@ const (
 	onLook   cause = "look" // periodic look at files only
 )
 
+// times holds the intervals that are shorter in tests.
+type times struct {
+	probe          time.Duration // between rounds of probes
+	poll           time.Duration // at files, in case an event was lost
+	firstFileDelay time.Duration // how long failing routes may delay the first node.json
+	trustDelay     time.Duration // how long a suspicious list must persist before routes are deleted
+	conflictPause  time.Duration // between comparisons while routes of other programs are in the way: the kernel sends no event when they go
+}
+
+func usualTimes() times {
+	return times{probe: 30 * time.Second, poll: time.Minute, firstFileDelay: 30 * time.Second, trustDelay: time.Minute,
+		conflictPause: 10 * time.Second}
+}
+
 const (
 	coalescing     = 100 * time.Millisecond
 	mostCoalescing = 500 * time.Millisecond

@@ -74,7 +74,7 @@ func Command(stdout, stderr io.Writer) *cobra.Command {
 	root.SetErr(stderr)
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.PersistentFlags().TextVar(&c.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
-	root.AddCommand(c.newRun(), c.newInstall(), c.newRemove(), c.newSchema(), c.newStatus())
+	root.AddCommand(c.newRun(), c.newCheck(), c.newInstall(), c.newRemove(), c.newSchema(), c.newStatus())
 	return root
 }
 

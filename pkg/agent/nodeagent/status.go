@@ -47,6 +47,7 @@ type PeerStatus struct {
 	Gateway netip.Addr       `json:"gateway,omitzero"`
 	State   noderoutes.State `json:"state"`
 	Reason  string           `json:"reason,omitempty"`
+	Answers string           `json:"answers,omitempty"` // whether its gateway address does: yes, no, or empty before the first answer
 
 	elder bool   // the peer has this node's podCIDR, which is a problem of the own node
 	do    string // the remedy, if it is more specific than the remedy of the state
@@ -65,6 +66,7 @@ func peerProblems(peers []PeerStatus) (list []Problem) {
 	do := map[noderoutes.State]string{
 		noderoutes.Refused:  "correct the Node object or the configuration (offLink, addressCIDRs)",
 		noderoutes.Conflict: "delete the younger Node object (kubectl delete node %s), and restart its kubelet",
+		noderoutes.Silent:   "check links and firewalls between both nodes, and run podlace doctor on %s",
 		noderoutes.Failed:   "nothing: the agent tries again",
 	}
 	for _, p := range peers {
@@ -185,10 +187,10 @@ func printStatus(w io.Writer, s Status, all bool) error {
 	}
 	fmt.Fprintf(t, "peers\t%s\n", peers)
 	if all && len(s.Peers) > 0 {
-		fmt.Fprintln(t, "\nNODE\tPODCIDR\tADDRESS\tSTATE\tREASON")
+		fmt.Fprintln(t, "\nNODE\tPODCIDR\tADDRESS\tSTATE\tANSWERS\tREASON")
 		for _, p := range s.Peers {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, text(p.PodCIDR.IsValid(), p.PodCIDR), text(p.Gateway.IsValid(), p.Gateway),
-				p.State, p.Reason)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, text(p.PodCIDR.IsValid(), p.PodCIDR), text(p.Gateway.IsValid(), p.Gateway),
+				p.State, cmp.Or(p.Answers, "-"), p.Reason)
 		}
 	}
 	if len(s.Problems) > 0 {
@@ -203,7 +205,7 @@ func printStatus(w io.Writer, s Status, all bool) error {
 // states returns all states of peers, those with a working connection first.
 func states() []noderoutes.State {
 	return []noderoutes.State{noderoutes.Direct, noderoutes.Tunneled, noderoutes.Fabric, noderoutes.Refused, noderoutes.Conflict,
-		noderoutes.Failed}
+		noderoutes.Silent, noderoutes.Failed}
 }
 
 func text(valid bool, v fmt.Stringer) string {

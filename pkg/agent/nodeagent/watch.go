@@ -74,6 +74,13 @@ func (n *nodes) list() (list []noderoutes.Node, since time.Time, complete bool) 
 	return list, since, n.complete
 }
 
+// boot returns the ID of a node's boot, and whether the node is Ready.
+func (n *nodes) boot(name string) (id string, ready bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.byName[name].Boot, n.byName[name].Ready
+}
+
 // advice returns what an administrator can do about the failure of the watch.
 func (n *nodes) advice() string {
 	n.mu.Lock()
@@ -210,6 +217,7 @@ func readNode(object any) (noderoutes.Node, error) {
 		if len(n.PodCIDRs) == 0 && o.Spec.PodCIDR != "" {
 			n.PodCIDRs = []string{o.Spec.PodCIDR}
 		}
+		n.Boot, n.Ready = o.Status.NodeInfo.BootID, slices.ContainsFunc(o.Status.Conditions, isReady)
 		for _, a := range o.Status.Addresses {
 			if a.Type == corev1.NodeInternalIP {
 				n.Addresses = append(n.Addresses, a.Address)
@@ -218,6 +226,10 @@ func readNode(object any) (noderoutes.Node, error) {
 		return n, nil
 	}
 	return noderoutes.Node{}, fmt.Errorf("got a %T, want a Node", object)
+}
+
+func isReady(c corev1.NodeCondition) bool {
+	return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 }
 
 // client returns a client for the API server, which uses the ServiceAccount of the pod if kubeconfig is "".
@@ -293,6 +305,12 @@ func watchNodes(ctx context.Context, c rest.Interface, n *nodes) {
 func trim(o *corev1.Node) corev1.Node {
 	t := corev1.Node{Spec: corev1.NodeSpec{PodCIDR: o.Spec.PodCIDR, PodCIDRs: o.Spec.PodCIDRs}}
 	t.Name, t.UID, t.CreationTimestamp, t.ResourceVersion = o.Name, o.UID, o.CreationTimestamp, o.ResourceVersion
+	t.Status.NodeInfo.BootID = o.Status.NodeInfo.BootID
+	for _, c := range o.Status.Conditions {
+		if isReady(c) {
+			t.Status.Conditions = append(t.Status.Conditions, c)
+		}
+	}
 	for _, a := range o.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP {
 			t.Status.Addresses = append(t.Status.Addresses, a)

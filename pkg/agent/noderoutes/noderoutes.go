@@ -24,6 +24,8 @@ type Node struct {
 	// PodCIDRs is spec.podCIDRs. Addresses has those of type InternalIP in the order of status.addresses.
 	PodCIDRs  []string
 	Addresses []string
+	Boot      string // status.nodeInfo.bootID
+	Ready     bool   // the condition
 }
 
 // OffLink selects how this node reaches pods of nodes that share no link with it.
@@ -65,6 +67,7 @@ const (
 	Fabric   State = "fabric"   // by external routers
 	Refused  State = "refused"  // the node object is invalid, or no route leads to the peer: see Reason
 	Conflict State = "conflict" // another node, or a route of another program, has the podCIDR: see Reason
+	Silent   State = "silent"   // by a route, but the gateway address of its pods answers no more; only the agent sets this state
 	Failed   State = "failed"   // the kernel refused a change, which is retried: see Reason
 )
 

@@ -131,7 +131,10 @@ func Examine(o Options, only ...string) ([]Finding, error) {
 		if len(only) > 0 && !slices.Contains(only, c.name) {
 			continue
 		}
-		found := c.run(n)
+		found := skipped(Unseen)
+		if n.seen(c.name) {
+			found = c.run(n)
+		}
 		if len(found) == 0 {
 			found = []Finding{{Level: OK, What: c.fine}}
 		}

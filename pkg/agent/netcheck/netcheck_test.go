@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netcheck
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestTable: the table tells the working paths from those that fail, and leaves out what the cluster has not.
+func TestTable(t *testing.T) {
+	addr := netip.MustParseAddr
+	serve := func(ip, name string, port string) {
+		go func() { _ = Serve(t.Context(), net.JoinHostPort(ip, port), name) }()
+	}
+	serve("127.0.0.2", "n1", "18080")
+	serve("127.0.0.2", "n1", "18081")
+	serve("127.0.0.3", "n2", "18080")
+	serve("127.0.0.4", "imposter", "18080")
+	short, err := net.Listen("tcp", "127.0.0.5:18080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer short.Close()
+	go func() {
+		for {
+			conn, err := short.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(io.Discard, conn)
+			_, _ = conn.Write([]byte("n5\nx"))
+			_ = conn.Close()
+		}
+	}()
+	c := Cluster{Node: "n1", Name: "localhost", Port: 18080, HostPort: 18081, Patience: 1e9, Service: []netip.Addr{addr("127.0.0.3"), addr("127.0.0.1")},
+		Outside: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.3:18080"), netip.MustParseAddrPort("[::1]:18080")},
+		Servers: []Server{
+			{Node: "n1", IPs: []netip.Addr{addr("127.0.0.2")}, NodeIPs: []netip.Addr{addr("127.0.0.2"), addr("::1")}},
+			{Node: "n2", IPs: []netip.Addr{addr("127.0.0.3")}, NodeIPs: []netip.Addr{addr("127.0.0.3")}},
+			{Node: "n3", IPs: []netip.Addr{addr("127.0.0.4")}, NodeIPs: []netip.Addr{addr("127.0.0.2")}},
+			{Node: "n4", NotReady: true},
+			{Node: "n5", IPs: []netip.Addr{addr("127.0.0.5")}},
+		}}
+	var out strings.Builder
+	if c.Run(t.Context(), &out) {
+		t.Error("all is fine")
+	}
+	want := `
+FROM A POD OF n1 TO          IPv4                                                                       IPv6
+a pod of the same node       ok 1                                                                       -
+pods of other nodes          FAILS 2 of 3: n3 "imposter" answered; n5 1 of 65536 bytes came             -
+a Service                    FAILS 1 of 2: 127.0.0.1 connection refused                                 -
+a hostPort of the same node  ok 1                                                                       -
+hostPorts of other nodes     FAILS 2 of 2: n2 connection refused; n3 "n1" answered                      -
+a name of the cluster's DNS  FAILS 1 of 2: 127.0.0.3 localhost has [127.0.0.1]                          -
+outside                      ok 1                                                                       -
+the server on n4 is not ready: kubectl describe its pod
+`
+	if diff := cmp.Diff(strings.Fields(want), strings.Fields(out.String())); diff != "" {
+		t.Errorf("%s\n%s", diff, out.String())
+	}
+}
