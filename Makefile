@@ -104,6 +104,11 @@ node: build ## run pods with VFs through a real kubelet and a real containerd; t
 crio: build ## run pods through a real CRI-O, also with a real kubelet; both are built once into the cache (needs root, conmon and skopeo)
 	@KUBELET='$(KUBELET)' scripts/crio-test.sh '$(CACHE)' $(ARGS)
 
+.PHONY: neighbours
+neighbours: build ## run firewalld and Docker of Debian's packages beside pods, in namespaces; the packages are unpacked into the cache (needs root)
+	@packages=$$(scripts/neighbours.sh '$(CACHE)/neighbours') && NEIGHBOURS=$$packages PODLACE_BIN='$(CURDIR)/$(BIN)' KERNELTEST=require \
+	  go test -buildvcs=false -count=1 -v -timeout 30m ./integration/e2e/neighbours $(ARGS)
+
 # What the machine lacks is said before minutes go into building.
 .PHONY: cluster-check
 cluster-check:
@@ -253,7 +258,7 @@ ci: ## what .ci/run runs: installs what it needs, then every check, as root and 
 	@scripts/ci.sh
 
 # What is too long for each commit, roughly by what it finds. TARGETS='vm e2e' chooses.
-TARGETS := lint-modules user race pod faults soak vm kernels node apiserver dra crio cluster e2e upgrade bench monitoring release-check site-check fuzz mutants
+TARGETS := lint-modules user race pod faults soak vm kernels node apiserver dra crio neighbours cluster e2e upgrade bench monitoring release-check site-check fuzz mutants
 
 .PHONY: nightly
 nightly: ## run everything long, and print one table with results and times; TARGETS='vm e2e' (needs root and Debian)

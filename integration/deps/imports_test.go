@@ -34,7 +34,8 @@ func packageLayers() [][]string {
 		{"pkg/podlacepod", "pkg/restore"},
 		{".", "conf", "pkg/agent/netcheck", "pkg/cli/chain", "pkg/cli/sandbox", "pkg/cli/kubelet", "pkg/daemon/probes", "pkg/daemon/watch"},
 		{"pkg/cli/reconcile", "pkg/agent/noderoutes", "pkg/daemon/pool"},
-		{"pkg/cli/validate", "pkg/daemon/podresources", "pkg/daemon/poolfile"},
+		{"pkg/daemon/poolfile"},
+		{"pkg/cli/validate", "pkg/daemon/podresources"},
 		{"pkg/cli/rollback", "pkg/daemon/devicefiles"}, // rollback reads configurations like the collector
 		{"pkg/cli/doctor", "pkg/agent/podmetrics", "pkg/daemon/dra"},
 		{"pkg/cli", "pkg/agent/nodeagent", "pkg/daemon/deviceplugin", "pkg/daemon/claimcheck"},

@@ -63,6 +63,7 @@ type Binding struct {
 	ID     string `json:"id"` // PCI address
 	Driver string `json:"driver"`
 	Former string `json:"former,omitempty"` // driver to restore; "" for none
+	MAC    string `json:"mac,omitempty"`    // of the interface that the device had before; "" if unknown
 }
 
 // Consumer is a Kubernetes object for which a claim is reserved. Resource is usually "pods".

@@ -23,7 +23,7 @@ its files; - is standard input.
 Each line names file, line, column, key and, in brackets, a code that 'podlace
 explain' explains. An error keeps a pod from starting, or stops the daemon; a warning
 names a setting without the effect that it suggests. Networks of several files are
-compared with one another; with --node, subnets and isRdma with this node.
+compared with one another; with --node, subnets and devices with this node.
 
 Exit status: 0 without errors, 1 with an error, 2 if a file could not be read or a
 folder has none.`
@@ -46,7 +46,7 @@ func newValidate() *cobra.Command {
 			return validateFiles(cmd.InOrStdin(), cmd.OutOrStdout(), args, thisNode, output)
 		},
 	}
-	cmd.Flags().BoolVar(&thisNode, "node", false, "compare subnets and isRdma with this node")
+	cmd.Flags().BoolVar(&thisNode, "node", false, "compare subnets and devices with this node")
 	addOutput(cmd, &output)
 	return cmd
 }

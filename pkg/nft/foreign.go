@@ -17,6 +17,7 @@ type DroppingChain struct {
 	Table  string
 	Chain  string
 	Reason string           // why unmatched packets are dropped, as "has the policy drop"
+	Others []string         // names of the table's chains without a hook
 	rules  []*nftables.Rule // of the chain and of those that it calls
 }
 
@@ -89,7 +90,7 @@ func (d *DroppingChain) read(c *nftables.Conn, chain *nftables.Chain, chains []*
 		if err != nil {
 			return err
 		}
-		d.rules = append(d.rules, rules...)
+		d.rules, d.Others = append(d.rules, rules...), append(d.Others, other.Name)
 	}
 	return nil
 }

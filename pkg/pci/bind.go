@@ -23,6 +23,9 @@ const (
 	settlePoll    = 2 * time.Millisecond
 )
 
+// ErrNotLoaded is the error of Bind if the kernel has no driver of that name.
+var ErrNotLoaded = errors.New("the driver is not loaded")
+
 var errNoEffect = errors.New("the kernel accepted the write, but it had no effect")
 
 // Bind unbinds a VF from its driver and binds it to the given one, which must be loaded, or to none for "". It sets driver_override, so
@@ -91,7 +94,7 @@ func (c control) checkLoaded(driver string) error {
 		return errors.New("want the name of a driver")
 	}
 	if _, err := c.root.Stat(driversFolder + "/" + driver); err != nil {
-		return fmt.Errorf("the driver is not loaded: %w", err)
+		return fmt.Errorf("%w: %w", ErrNotLoaded, err)
 	}
 	return nil
 }

@@ -15,8 +15,8 @@ func (n Node) CPUList() []int {
 	return list
 }
 
-// ExclusiveRDMA reports whether the RDMA subsystem is in exclusive mode. Without its module, it is not.
-func ExclusiveRDMA(sysfs string) bool {
+// exclusiveRDMA reports whether the RDMA subsystem is in exclusive mode. Without its module, it is not.
+func exclusiveRDMA(sysfs string) bool {
 	shared, err := os.ReadFile(filepath.Join(sysfs, sharedRDMA))
 	return err == nil && strings.TrimSpace(string(shared)) == "N"
 }

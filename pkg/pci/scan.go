@@ -37,7 +37,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 			s.addFunction(a)
 		}
 	}
-	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root), ExclusiveRDMA: ExclusiveRDMA(sysfs)}, nil
+	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root), ExclusiveRDMA: exclusiveRDMA(sysfs)}, nil
 }
 
 // scanner is the state of one scan.

@@ -32,6 +32,7 @@ const (
 	WithoutIPAM       FindingCode = "without-ipam"
 	SubnetOverlap     FindingCode = "subnet-overlap"
 	NoKubelet         FindingCode = "no-kubelet"
+	NeedsPF           FindingCode = "needs-pf"
 )
 
 // String returns the key and the text of the finding in one line.

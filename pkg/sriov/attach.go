@@ -56,7 +56,6 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err := j.setPF(c, v); err != nil {
 		return err
 	}
-	was := c.link.MAC
 	if c, err = j.bindDriver(c, v.Wanted.Driver); err != nil {
 		return err
 	}
@@ -64,7 +63,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 		return err
 	}
 	if v.Userspace = c.userspaceDriver(); v.Userspace != "" {
-		v.MAC, err = j.userspaceMAC(c, v.Fixed, was)
+		v.MAC, err = j.userspaceMAC(c, v)
 		if err == nil {
 			err = s.leaseAddresses(j, v)
 		}
@@ -88,12 +87,13 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 
 // userspaceMAC returns the MAC that a program in user space finds in the VF: the one that ADD has set or the PF's or, without a PF, the
 // former interface's. It returns "" if that is unknown, because the PF then lets the program choose.
-func (n *nodeSide) userspaceMAC(c vfCard, fixed, was net.HardwareAddr) (string, error) {
+func (n *nodeSide) userspaceMAC(c vfCard, v *vf) (string, error) {
 	set, _, err := n.settingsOnPF(c)
-	if c.vf.IsVF() {
-		was = nil
+	macs := []net.HardwareAddr{v.Fixed, set.MAC}
+	if !c.vf.IsVF() {
+		macs = append(macs, v.formerMAC)
 	}
-	for _, mac := range []net.HardwareAddr{fixed, set.MAC, was} {
+	for _, mac := range macs {
 		if !bytes.Equal(mac, make([]byte, len(mac))) {
 			return mac.String(), err
 		}
@@ -114,6 +114,9 @@ func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) error 
 
 // ownerHas reports whether the pod in a VF's journal still has the VF.
 func (n *nodeSide) ownerHas(left Holding) (bool, error) {
+	if left.Ended {
+		return false, nil
+	}
 	pod, link, alive, err := findInPod(left)
 	if err != nil || !alive {
 		return false, err
@@ -151,7 +154,7 @@ func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
 	if link := c.link; link.Index != 0 {
 		f.Name, f.AltNames, f.Alias, f.MAC, f.MTU = link.Name, link.AltNames, link.Alias, link.MAC, link.MTU
 		f.Promisc, f.AllMulti, f.Up, f.TxQueue = link.Promis, link.AllMulti, link.Up, link.TxQueue
-		f.Traits = link.Traits
+		f.Traits, v.formerMAC = link.Traits, link.MAC
 		features, err := pci.Features(link.Name)
 		if err != nil {
 			return err
@@ -185,16 +188,10 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		wanted := v.Wanted
 		wanted.MAC = mac.String()
 		key := wanted.NeedsPF(pci.IsUserspace(cmp.Or(wanted.Driver, c.vf.Driver)))
-		switch {
-		case key == "":
+		if key == "" {
 			return nil
-		case !c.vf.IsVF():
-			return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: function %s has no PF on this node, which alone can set it",
-				v.settingText(key), c.vf.Address), "remove the setting, and set it on the hypervisor")
 		}
-		return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: the PF of VF %s is not available",
-			v.settingText(key), c.vf.Address),
-			"the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
+		return j.withoutPF(c, v.settingText(key, j.cfg.Egress))
 	}
 	if mac != nil && bytes.Equal(mac, c.pfLink.MAC) {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "mac %s: it is the MAC of the PF of VF %s", mac, c.vf.Address),
@@ -208,6 +205,19 @@ func (j *requestJob) setPF(c vfCard, v *vf) error {
 		err = fmt.Errorf("VF %s with the settings of %s (%s): %w", v.Address, v.claimName(), v.config, err)
 	}
 	return err
+}
+
+// withoutPF returns the error for a setting that only the PF of a VF can set.
+func (n *nodeSide) withoutPF(c vfCard, setting string) error {
+	why := fmt.Sprintf("function %s has no PF on this node, which alone can set it", c.vf.Address)
+	hint := "remove the setting, and set it on the hypervisor"
+	if c.vf.IsVF() {
+		why = fmt.Sprintf("the PF of VF %s is not available", c.vf.Address)
+		hint = fmt.Sprintf("the PF %s has no interface in the namespace of the node, or its driver does not report VFs", c.vf.PF)
+	} else if d, err := pci.Inspect(n.sysfs, c.vf.Address); err == nil && d.IsPF() {
+		why, hint = fmt.Sprintf("function %s is a PF, and only VFs have this setting", c.vf.Address), "remove the setting, or give the pod a VF"
+	}
+	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: %s", setting, why), "%s", hint)
 }
 
 // setOnPF sets a VF's settings on its PF. If the PF's driver refuses one, the error has a hint.

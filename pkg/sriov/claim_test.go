@@ -284,6 +284,31 @@ func TestClaimAddresses(t *testing.T) {
 	l.isGolden()
 }
 
+// TestClaimBoundBefore: Prepare has bound a function without a PF to vfio-pci, and its record has the MAC for the result. A PF lets the
+// program in user space choose.
+func TestClaimBoundBefore(t *testing.T) {
+	for want, node := range map[string]func(*testing.T, ...any) testLab{"": newLab, "02:00:00:00:00:07": newGuest} {
+		t.Run(want, func(t *testing.T) {
+			l := node(t)
+			pcitest.Set(t, l.sriov.sysfs, "0000:11:00.0", "sriov_numvfs", map[bool]string{true: "4", false: "3"}[want == ""])
+			pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+			must(t, pci.Bind(t.Context(), l.sriov.sysfs, address(t, vf0), "vfio-pci"))
+			*l.devices = []poddevices.Device{claimedDevice("c-0", "a", 0, vf0)}
+			l.prepareClaims(t.TempDir(), "u-0", *l.devices...)
+			r, err := claim.Read(l.sriov.claims, "c-0")
+			r.Bound = []claim.Binding{{ID: vf0, Driver: "vfio-pci", Former: "iavf", MAC: "02:00:00:00:00:07"}}
+			must(t, err, claim.Write(l.sriov.claims, r))
+			if i := l.add("a").result.Interfaces; len(i) != 2 || i[1].Mac != want {
+				t.Errorf("%+v", i[1])
+			}
+			if h, err := Holdings(); err != nil || len(h) != 1 || !h[0].Ready || h[0].MAC != want || h[0].Userspace != "vfio-pci" {
+				t.Errorf("%+v, %v", h, err) // the status of the claim has this
+			}
+			l.del("a")
+		})
+	}
+}
+
 // TestClaimedPF: a claim may contain a whole PF that has no VFs.
 func TestClaimedPF(t *testing.T) {
 	const pf = "0000:11:00.0"

@@ -92,9 +92,11 @@ func (v *vf) ownerText() string {
 }
 
 // settingText names a setting of the PF by its key for error messages, with the value and the claim if it comes from the claim or its
-// class.
-func (v *vf) settingText(key string) string {
+// class, or by the pod's annotation whose limit applies.
+func (v *vf) settingText(key string, egress int) string {
 	switch {
+	case key == "maxTxRate" && *v.Wanted.MaxTxRate == egress:
+		return "the limit of the annotation kubernetes.io/egress-bandwidth"
 	case !v.config.Has(key):
 		return inConflist(key)
 	case slices.Contains(v.config.Claimed, key):

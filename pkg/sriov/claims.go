@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"slices"
 
@@ -20,7 +21,7 @@ import (
 func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
 
 // stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the VF's lock, and the VF remains usable as
-// long as it does: unprepare first changes the claim record and then waits for that lock.
+// long as it does: unprepare first changes the claim record and then waits for that lock. It also reads formerMAC from the record.
 func (s sriov) stillPrepared(v *vf) error {
 	if v.Claim == nil {
 		return nil
@@ -31,6 +32,11 @@ func (s sriov) stillPrepared(v *vf) error {
 	}
 	if err != nil {
 		return plugin.Errorf(plugin.CodeTryAgain, "VF %s of claim %s/%s: %w", v.Address, v.Claim.Namespace, v.Claim.Name, err)
+	}
+	for _, b := range r.Bound {
+		if b.ID == v.Address.String() {
+			v.formerMAC, _ = net.ParseMAC(b.MAC)
+		}
 	}
 	return nil
 }
@@ -110,7 +116,7 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 			return nil
 		}
 		n.r.Log.Info("restoring a VF whose claim ends", "vf", a, "pod", j.Pod, "claim", j.Claim.Namespace+"/"+j.Claim.Name)
-		return n.restoreVF(h, j)
+		return n.endAttachment(h, j)
 	})
 }
 

@@ -121,9 +121,23 @@ func Check(r *plugin.Request) error {
 	return err
 }
 
-// Findings describes valid settings without the effect that their names suggest. It does no I/O.
-func Findings(config []byte) []plugin.Finding {
-	return append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
+// Findings describes valid settings without the effect that their names suggest and, unless node is nil, the first one that needs a PF if
+// none of the node's functions has one. It does no I/O.
+func Findings(config []byte, node *pci.Snapshot) []plugin.Finding {
+	found := append(plugin.UnknownKeys(config, "", rawConfig{}), plugin.Capabilities(config, "", "")...)
+	if node == nil || slices.ContainsFunc(node.Devices, func(d pci.Device) bool { return !d.HasNoPF() }) || len(node.Devices) == 0 {
+		return found
+	}
+	var raw rawConfig
+	var c requestConfig
+	_ = json.Unmarshal(config, &raw) // Check reports errors
+	_ = parseSettings(&c, raw, nil)
+	c.Base.MAC = raw.MAC
+	if key := c.Base.NeedsPF(pci.IsUserspace(c.Base.Driver)); key != "" {
+		found = append(found, plugin.Finding{Key: inConflist(key), Code: plugin.NeedsPF,
+			Text: "the functions of this node have no PF on it, which alone can set it: remove the setting, and set it on the hypervisor"})
+	}
+	return found
 }
 
 func parseDevice(c *requestConfig, raw rawConfig, r *plugin.Request) error {

@@ -12,8 +12,8 @@ import (
 )
 
 // RestoreOrphans restores the VFs of ended pods, with a log line each, for runtimes that do not call GC. It skips VFs whose interface
-// is not on the node and those of user space programs, because a pod may still use them; the next ADD checks these. RestoreOrphans
-// needs CAP_NET_ADMIN.
+// is not on the node and those of user space programs, because a pod may still use them, unless DEL has ended the attachment; the next ADD
+// checks these. RestoreOrphans needs CAP_NET_ADMIN.
 func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	all, err := Holdings()
 	errs := []error{err}
@@ -23,17 +23,20 @@ func RestoreOrphans(sysfs string, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// restoreOrphan restores a VF if its interface is on the node. The VF's lock keeps others from moving the interface meanwhile.
+// restoreOrphan restores a VF if its interface is on the node or its attachment has ended. The VF's lock keeps others from moving the
+// interface meanwhile.
 func restoreOrphan(n *nodeSide, h *lockedVF, j Holding) error {
 	c, err := n.readCard(j.Address)
-	if isMissing(err) || err == nil && c.link.Index == 0 {
+	if isMissing(err) || err == nil && c.link.Index == 0 && !j.Ended {
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = n.restoreVF(h, j)
 	}
-	n.r.Log.Info("restoring a VF whose pod has ended", "vf", j.Address, "pod", j.Pod, "container", j.Owner.ContainerID)
-	return n.restoreVF(h, j)
+	if err == nil {
+		n.r.Log.Info("restored a VF whose pod has ended", "vf", j.Address, "pod", j.Pod, "container", j.Owner.ContainerID)
+	}
+	return err
 }
 
 func (s sriov) gc(r *plugin.Request) error {

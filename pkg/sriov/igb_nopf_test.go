@@ -3,9 +3,12 @@
 package sriov
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/pci"
@@ -59,4 +62,36 @@ func TestIGBWithoutPF(t *testing.T) {
 	l.Fails(l.Call("ADD", "a", "vlan", 100), plugin.CodeKernelFeature, "cannot set vlan: function "+lone+" has no PF on this node")
 	l.Fails(l.Call("ADD", "a", "driver", "vfio-pci", "mac", "02:00:00:00:aa:07"), plugin.CodeKernelFeature, "cannot set mac: function "+lone)
 	restored()
+}
+
+// TestIGBDriverUnloaded: DEL succeeds after 'modprobe -r' of the former driver, and the daemon restores the function once it is back.
+func TestIGBDriverUnloaded(t *testing.T) {
+	l := newIGB(t)
+	lone := os.Getenv("PODLACE_LONE")
+	d, err := pci.Inspect(pci.Sysfs, address(t, lone))
+	must(t, err)
+	if len(d.Interfaces) != 1 {
+		t.Fatalf("%+v", d)
+	}
+	was, log := describe(l.link(d.Interfaces[0])), slog.New(slog.DiscardHandler)
+	l.allocate(lone)
+	l.add("a", "driver", "vfio-pci")
+	must(t, unix.DeleteModule(d.Driver, 0))
+	o := l.OK(l.Call("DEL", "a"))
+	t.Logf("DEL: %s", o.Log)
+	t.Logf("the daemon: %v", RestoreOrphans(pci.Sysfs, log))
+	o = l.Call("ADD", "b")
+	l.Fails(o, plugin.CodeDevice, "restore VF "+lone+": bind "+lone+" to "+d.Driver+": the driver is not loaded")
+	t.Logf("ADD: %s", o.Stdout)
+	modules, err := filepath.Glob("/lib/modules/*/kernel/drivers/net/ethernet/intel/" + d.Driver + "/*.ko")
+	if err != nil || len(modules) != 1 {
+		t.Fatalf("%v, %v", modules, err)
+	}
+	f, err := os.Open(modules[0])
+	must(t, err, unix.FinitModule(int(f.Fd()), "", 0), f.Close(), RestoreOrphans(pci.Sysfs, log))
+	if now := describe(l.link(d.Interfaces[0])); now != was {
+		t.Errorf("the interface is %s\nbefore: %s", now, was)
+	}
+	l.add("b")
+	l.del("b")
 }

@@ -296,3 +296,23 @@ func TestIGBUserspace(t *testing.T) {
 		b.del("b", "CNI_NETNS", "")
 	}
 }
+
+// TestIGBUserspaceMAC: a program in user space finds the MAC that an admin has set on the PF, so the result of ADD has it. DEL leaves it to
+// the interface, which the PF lets use no other.
+func TestIGBUserspaceMAC(t *testing.T) {
+	l := newIGB(t, "driver", "vfio-pci")
+	l.allocate(l.first())
+	before := l.asPF(0)
+	want := before
+	want.MAC = net.HardwareAddr{2, 0, 0, 0, 0xbb, 1}
+	must(t, l.host.SetVF(l.pf(), 0, before, want))
+	for range 2 { // the first DEL binds the network driver, which then has the MAC too
+		if i := l.add("a").result.Interfaces; len(i) != 2 || i[1].Mac != want.MAC.String() {
+			t.Errorf("%+v", i)
+		}
+		l.OK(l.Call("DEL", "a"))
+		if got, link := l.asPF(0), l.link(l.nic.VFs[0].Name); !bytes.Equal(got.MAC, want.MAC) || !bytes.Equal(link.MAC, want.MAC) {
+			t.Errorf("PF: %s, interface: %s", formatVF(got), describe(link))
+		}
+	}
+}

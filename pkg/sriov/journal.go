@@ -45,6 +45,7 @@ type Holding struct {
 	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
 	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
 	Chained        bool           `json:"chained,omitempty"`
+	Ended          bool           `json:"ended,omitempty"` // no pod has the VF, but its former driver was not loaded
 	Former         formerState    `json:"former"`
 
 	Claim *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF

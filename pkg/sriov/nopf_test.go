@@ -13,7 +13,10 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
+	"github.com/podlace/podlace/pkg/poddevices"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -70,6 +73,37 @@ func TestSettingsWithoutPF(t *testing.T) {
 	l.allocate(vf0)
 	l.Fails(l.Call("ADD", "a", "spoofchk", "on"), plugin.CodeKernelFeature, `cannot set spoofchk: function `+vf0+" has no PF")
 	l.del("a")
+	for rate, says := range map[int]string{100: "the limit of the annotation kubernetes.io/egress-bandwidth", 5: "max_tx_rate"} {
+		o := l.Call("ADD", "a", "prevResult", nil, "max_tx_rate", rate, "runtimeConfig", object{"bandwidth": object{"egressRate": 10_000_000}})
+		l.Fails(o, plugin.CodeKernelFeature, "cannot set "+says+": function "+vf0+" has no PF")
+		l.del("a", "prevResult", nil)
+	}
+}
+
+// TestSettingsOfWholePF checks that ADD refuses the settings of the table for a PF that a claim has as a whole.
+func TestSettingsOfWholePF(t *testing.T) {
+	kerneltest.Slow(t)
+	const pf = "0000:11:00.0"
+	l := newLab(t)
+	_, err := l.host.AddVeth(kernel.Veth{Host: "ens0f0", Pod: "ens0f0peer", MTU: 1500})
+	must(t, err)
+	t.Cleanup(func() { must(t, l.host.DelLink("ens0f0"), l.host.DelLink("ens0f0peer")) })
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	must(t, pci.SetNumVFs(t.Context(), l.sriov.sysfs, address(t, pf), 0))
+	for _, s := range pcitest.SettingsWithoutPF() {
+		d := claimedDevice("c-0", "a", 0, pf)
+		d.Config = &vfconfig.Config{}
+		must(t, json.Unmarshal([]byte("{"+s.JSON+"}"), d.Config))
+		*l.devices = []poddevices.Device{d}
+		l.prepareClaims(t.TempDir(), "u-0", d)
+		if o := l.Call("ADD", "a"); s.Interface != "" {
+			l.Fails(o, plugin.CodeKernelFeature, "cannot set "+s.Interface+" ")
+			l.Fails(o, plugin.CodeKernelFeature, ": function "+pf+" is a PF, and only VFs have this setting")
+		} else {
+			l.OK(o)
+		}
+		l.OK(l.Call("DEL", "a"))
+	}
 }
 
 // TestFunctionInUse checks that ADD takes no function without a PF from the node that uses it, although the device plugin handed it out.

@@ -139,7 +139,7 @@ func TestReturn(t *testing.T) {
 	l.OK(a.check("mac", "02:00:00:00:00:01"))
 	l.changeAsTenant("net1")
 	l.endPod(vf1)
-	if log := back(); !strings.Contains(log, "restoring a VF whose pod has ended") || !strings.Contains(log, "pod=shop/web-0") {
+	if log := back(); !strings.Contains(log, "restored a VF whose pod has ended") || !strings.Contains(log, "pod=shop/web-0") {
 		t.Errorf("log: %s", log)
 	}
 	l.isGolden()

@@ -32,7 +32,19 @@ func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) (ok bool, err 
 		n.r.Log.Info("the VF belongs to another pod now; leaving it unchanged", "vf", a, "pod", j.Pod)
 		return true, nil
 	}
-	return true, n.restoreVF(h, j)
+	return true, n.endAttachment(h, j)
+}
+
+// endAttachment restores a VF whose pod ends. If the former driver is not loaded, the pod can end nevertheless: the journal stays, and the
+// daemon, GC or the next ADD restores the VF once the driver is back.
+func (n *nodeSide) endAttachment(h *lockedVF, j Holding) error {
+	err := n.restoreVF(h, j)
+	if !errors.Is(err, pci.ErrNotLoaded) {
+		return err
+	}
+	n.r.Log.Warn("the VF cannot be used until its former driver is loaded", "vf", j.Address, "driver", j.Former.Driver, "error", err)
+	j.Ended, j.Claim = true, nil
+	return h.save(j)
 }
 
 // vfRestore is one restoration of a VF.
@@ -227,7 +239,7 @@ func (x *vfRestore) restoreDriver() (err error) {
 		return nil
 	}
 	if err := pci.Bind(context.Background(), x.sysfs, x.j.Address, driver); err != nil {
-		return err
+		return plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "%w", err), "load it with 'modprobe %s'", driver)
 	}
 	if x.j.Former.Name == "" {
 		x.c, err = x.readCard(x.j.Address)
@@ -265,8 +277,10 @@ func (x *vfRestore) removeXDP() error {
 
 func (x *vfRestore) restoreLink() (err error) {
 	f := x.j.Former
-	if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
-		return err
+	if f.PF == nil || !bytes.Equal(x.c.link.MAC, f.PF.MAC) { // an interface that has got the MAC of an admin on the PF cannot change it
+		if x.c, err = x.setMAC(x.c, f.MAC); err != nil {
+			return err
+		}
 	}
 	if err := x.removeXDP(); err != nil {
 		return err

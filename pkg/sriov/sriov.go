@@ -56,6 +56,7 @@ type vf struct {
 	Claim  *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
 	Wanted vfconfig.Config   `json:"wanted,omitzero"` // of the configuration, the class and the claim
 
+	formerMAC  net.HardwareAddr // of the interface before Prepare or ADD changed the driver; nil if unknown
 	config     *vfconfig.Config // settings of the claim and its class; nil if there are none
 	journaled  bool             // this process has written the journal
 	dadLink    kernel.Link      // interface in IPv6 duplicate address detection; Index is 0 for none

@@ -3,12 +3,14 @@
 package doctor
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/iptables"
 	"github.com/podlace/podlace/pkg/nft"
 )
@@ -22,12 +24,15 @@ func (n *node) forwardPolicy() (found []Finding) {
 	}
 	enabled, err := n.setting("ENABLED", "/etc/ufw/ufw.conf")
 	found = unknown("the configuration of ufw", err)
+	backend, err := n.setting("FirewallBackend", "/etc/firewalld/firewalld.conf")
+	found = append(found, unknown("the configuration of firewalld", err)...)
 	ufw, blocked := enabled == "yes", map[string]nft.DroppingChain{}
 	for _, chain := range chains {
 		for _, bridge := range n.bridges() {
 			switch {
 			case chain.Mentions(bridge):
-			case n.running["firewalld"] && chain.Table == "firewalld": // n.firewalld reports it; a rule of nft would be lost, or refused
+			case n.running["firewalld"] && (chain.Table == "firewalld" || backend == "iptables" && isFORWARD(chain)):
+				// n.firewalld reports it; another rule would be lost, or refused
 			case ufw && isFORWARD(chain): // at each start, ufw removes rules that were added with iptables(8)
 				blocked[bridge] = chain
 			default:
@@ -61,18 +66,21 @@ func (n *node) whoseChain(chain nft.DroppingChain) string {
 	if chain.Family == "ip6" {
 		program = "ip6tables"
 	}
-	if isFORWARD(chain) || chain.Family != "inet" && chain.Table == "filter" && n.running["dockerd"] {
-		return acceptForwarded(program, n.running["dockerd"])
+	if docker := slices.Contains(chain.Others, dockerUser); docker || isFORWARD(chain) {
+		return acceptForwarded(program, docker)
 	}
 	return fmt.Sprintf("nft insert rule %s iifname BRIDGE accept; nft insert rule %[1]s oifname BRIDGE accept", chain)
 }
 
-// acceptForwarded returns the command that makes a variant of iptables accept a bridge's packets. With Docker it uses the chain
-// DOCKER-USER, from which Docker removes no rules (docs.docker.com, "Packet filtering and firewalls").
+// dockerUser is the chain from which Docker removes no rules (docs.docker.com, "Packet filtering and firewalls"). firewalld removes it with
+// the other chains of iptables, and a Docker that started before firewalld does not notice.
+const dockerUser = "DOCKER-USER"
+
+// acceptForwarded returns the command that makes a variant of iptables accept a bridge's packets, if Docker's chain exists with this.
 func acceptForwarded(program string, docker bool) string {
 	chain := "FORWARD"
 	if docker {
-		chain = "DOCKER-USER"
+		chain = dockerUser
 	}
 	return fmt.Sprintf("%s -I %s -i BRIDGE -j ACCEPT; %[1]s -I %[2]s -o BRIDGE -j ACCEPT", program, chain)
 }
@@ -85,7 +93,7 @@ func (n *node) legacyForward() (found []Finding) {
 		found = append(found, unknown("the rules of "+program, err)...)
 		for _, bridge := range n.bridges() {
 			if strings.Contains(rules, ":FORWARD DROP ") && !namesLink(rules, bridge) {
-				command := acceptForwarded(program, strings.Contains(rules, ":DOCKER-USER "))
+				command := acceptForwarded(program, strings.Contains(rules, ":"+dockerUser+" "))
 				found = append(found, dropsForwarded("chain FORWARD of "+program+" has the policy drop", bridge, command))
 			}
 		}
@@ -138,6 +146,9 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	return found
 }
 
+// trustBridge needs no reload of firewalld, which drops packets for a moment and flushes the tables of iptables.
+const trustBridge = "firewall-cmd --permanent --zone=trusted --change-interface=BRIDGE; firewall-cmd --zone=trusted --change-interface=BRIDGE"
+
 // firewalld reports bridges in no zone. These are in the default zone, which rejects the packets of pods unless its target is ACCEPT
 // (firewalld.zone(5)). Only files are read, so zones of the running configuration alone are not seen.
 func (n *node) firewalld() (found []Finding) {
@@ -154,8 +165,8 @@ func (n *node) firewalld() (found []Finding) {
 		}
 		found = append(found, Finding{Level: Warning, Code: "firewalld-zone", What: "firewalld may reject the packets of pods on " + bridge,
 			Evidence:    "firewalld runs, and no zone in /etc/firewalld/zones has the interface " + bridge + ", so it is in the default zone",
-			Consequence: "pods reach neither each other nor TCP ports of their node",
-			Command:     "firewall-cmd --permanent --zone=trusted --add-interface=" + bridge + "; firewall-cmd --reload"})
+			Consequence: "pods reach neither each other nor TCP ports of their node, and nothing outside unless a zone names the uplink",
+			Command:     strings.ReplaceAll(trustBridge, "BRIDGE", bridge)})
 	}
 	return found
 }
@@ -176,20 +187,21 @@ func (n *node) firewallReload() (found []Finding) {
 			flushes = "/etc/nftables.conf contains 'flush ruleset', and nftables.service is enabled"
 		}
 	}
-	if n.running["firewalld"] {
-		backend, err := n.setting("FirewallBackend", "/etc/firewalld/firewalld.conf")
-		found = append(found, unknown("the configuration of firewalld", err)...)
-		if backend == "iptables" {
-			flushes = "firewalld runs with FirewallBackend=iptables, and flushes iptables' tables at a reload (FlushAllOnReload in firewalld.conf(5))"
-		}
+	if n.running["firewalld"] && n.usesIPTables() {
+		flushes = "firewalld flushes the tables of iptables when it starts, reloads and stops, and a network has its rules there"
 	}
 	if flushes == "" {
 		return found
 	}
-	return append(found, Finding{Level: Warning, What: "a firewall service removes Podlace's rules when it starts",
+	return append(found, Finding{Level: Warning, What: "a firewall service removes Podlace's rules",
 		Evidence:    flushes + "; " + reloadUnit + " is not enabled",
 		Consequence: "until the next ADD or STATUS pods have no masquerade, hostPorts and protection",
 		Command:     n.enableReload()})
+}
+
+// usesIPTables reports whether a network's configuration chooses iptables for its rules.
+func (n *node) usesIPTables() bool {
+	return slices.ContainsFunc(n.ownNetworks(), func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(`"iptables"`)) })
 }
 
 // enableReload returns the command that enables reloadUnit, which the deb and the rpm install, but 'make install' does not.

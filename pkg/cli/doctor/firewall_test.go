@@ -16,6 +16,13 @@ func firewallCases() map[string]breakage {
 		"iptables' policy drop": {"forward-policy", func(l *lab) {
 			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
 		}, "iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
+		"Docker": {"forward-policy", func(l *lab) {
+			l.nft("table ip filter { chain DOCKER-USER { }; chain FORWARD { type filter hook forward priority 0; policy drop; jump DOCKER-USER; }; }")
+		}, "| iptables -I DOCKER-USER -i cnidoc -j ACCEPT; iptables -I DOCKER-USER -o cnidoc -j ACCEPT"},
+		"Docker, chains flushed": {"forward-policy", func(l *lab) {
+			l.run("dockerd")
+			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
+		}, "| iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
 		"policy drop of iptables-legacy": {"forward-policy", func(l *lab) { l.legacy("-P", "FORWARD", "DROP") },
 			"chain FORWARD of iptables-legacy has the policy drop, and none of its rules names cnidoc | iptables-legacy -I FORWARD -i cnidoc -j ACCEPT; " +
 				"iptables-legacy -I FORWARD -o cnidoc -j ACCEPT"},
@@ -45,11 +52,11 @@ func firewallCases() map[string]breakage {
 		"firewalld, default zone": {"forward-policy", func(l *lab) {
 			l.run("firewalld")
 			l.write("etc/firewalld/zones/trusted.xml", `<zone target="ACCEPT"><interface name="cni0"/></zone>`)
-		}, "firewall-cmd --permanent --zone=trusted --add-interface=cnidoc"},
-		"firewalld with iptables": {"firewall-reload", func(l *lab) {
+		}, "firewall-cmd --permanent --zone=trusted --change-interface=cnidoc; firewall-cmd --zone=trusted --change-interface=cnidoc"},
+		"firewalld and rules of iptables": {"firewall-reload", func(l *lab) {
 			l.run("firewalld")
-			l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
-		}, "firewalld runs with FirewallBackend=iptables"},
+			l.byIPTables()
+		}, "firewalld flushes the tables of iptables when it starts"},
 		"NetworkManager": {"networkmanager", func(l *lab) { l.run("NetworkManager") }, "no unmanaged-devices names veth* and cnidoc"},
 		"networkd": {"networkd", func(l *lab) {
 			l.run("systemd-network")
@@ -69,7 +76,7 @@ func unreadableCases() map[string]breakage {
 		"etc/default/ufw":              {"forward-policy", "rules of ufw", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }},
 		"etc/ufw/user.rules":           {"forward-policy", "rules of ufw", func(l *lab) { l.write("etc/ufw/ufw.conf", "ENABLED=yes\n") }},
 		"etc/firewalld/zones/a.xml":    {"forward-policy", "zones of firewalld", func(l *lab) { l.run("firewalld") }},
-		"etc/firewalld/firewalld.conf": {"firewall-reload", "configuration of firewalld", func(l *lab) { l.run("firewalld") }},
+		"etc/firewalld/firewalld.conf": {"forward-policy", "configuration of firewalld", func(*lab) {}},
 		"etc/nftables.conf": {"firewall-reload", "rules of nftables.service", func(l *lab) {
 			l.write("etc/systemd/system/sysinit.target.wants/nftables.service", "")
 		}},
@@ -85,6 +92,11 @@ func unreadableCases() map[string]breakage {
 		}, "warning could not read the " + c.what + " | read /"}
 	}
 	return cases
+}
+
+// byIPTables installs a conflist whose rules are in the tables of iptables.
+func (l lab) byIPTables() {
+	l.write("net.d/10-podlace.conflist", `{"name": "x", "plugins": [{"type": "bridge", "bridge": "cnidoc", "ipMasq": true, "ipMasqBackend": "iptables"}]}`)
 }
 
 // legacy runs iptables-legacy. Its rules are removed when the test ends.

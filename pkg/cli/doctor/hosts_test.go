@@ -9,14 +9,22 @@ import (
 	"testing"
 )
 
-// TestFirewalldChain: firewalld's chain ends with a reject rule. Only firewalld can add to its own chain, so the remedy adds the bridge to
-// a zone.
+// TestFirewalldChain: firewalld's chain ends with a reject rule, with each of its backends. Only firewalld can add to its own chain, so the
+// remedy adds the bridge to a zone.
 func TestFirewalldChain(t *testing.T) {
-	l := newLab(t)
-	l.run("firewalld")
-	l.nft("table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; ct state established accept; reject; }; }")
-	if found := l.problems("forward-policy"); len(found) != 1 || !strings.Contains(found[0], "| firewall-cmd --permanent --zone=trusted") {
-		t.Errorf("%q", found)
+	for backend, rules := range map[string]string{
+		"nftables": "table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; ct state established accept; reject; }; }",
+		"iptables": "table ip filter { chain FORWARD { type filter hook forward priority 0; ct state established accept; reject; }; }",
+	} {
+		t.Run(backend, func(t *testing.T) {
+			l := newLab(t)
+			l.run("firewalld")
+			l.write("etc/firewalld/firewalld.conf", "FirewallBackend="+backend+"\n")
+			l.nft(rules)
+			if found := l.problems("forward-policy"); len(found) != 1 || !strings.Contains(found[0], "| firewall-cmd --permanent --zone=trusted") {
+				t.Errorf("%q", found)
+			}
+		})
 	}
 }
 
@@ -129,7 +137,10 @@ func TestDockersContainerd(t *testing.T) {
 func TestReloadUnit(t *testing.T) {
 	l := newLab(t)
 	l.run("firewalld")
-	l.write("etc/firewalld/firewalld.conf", "FirewallBackend=iptables\n")
+	if found := l.problems("firewall-reload"); len(found) != 0 {
+		t.Errorf("firewalld leaves the tables of nftables: %q", found)
+	}
+	l.byIPTables()
 	const enable = "systemctl enable --now podlace-reload.service"
 	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "/etc/systemd/system/; "+enable) {
 		t.Errorf("make install: %q", found)

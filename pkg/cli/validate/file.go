@@ -148,11 +148,11 @@ func (c *checker) pools(t part) {
 	if config == nil {
 		return
 	}
-	notes := append(config.Notes, config.Unserved()...)
-	if c.node.ExclusiveRDMA {
-		notes = append(notes, config.WithExclusiveRDMA()...)
+	notes := config.Notes
+	if c.node.Devices != nil {
+		notes = pool.Findings(config, c.node.Devices, c.node.Env)
 	}
-	for _, p := range notes {
+	for _, p := range append(notes, config.Unserved()...) {
 		c.add(t, p.Place, devicePoolEffect, false, "%s", p.Text)
 	}
 	c.sameSelectors(t)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
+	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/daemon/poolfile"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
@@ -26,13 +28,17 @@ type Node struct {
 	Subnets  []kernel.Subnet // subnets behind its links
 	PodCIDRs []netip.Prefix
 
-	ExclusiveRDMA bool // mode of the RDMA subsystem
+	Devices *pci.Snapshot
+	Env     pool.Env // of Devices
 }
 
 // ThisNode reads the facts about this node. Missing podCIDRs are no error.
 func ThisNode() (node Node, err error) {
 	_, file, _ := nodefile.Read()
-	node.PodCIDRs, node.ExclusiveRDMA = file.PodCIDRs, pci.ExclusiveRDMA(pci.Sysfs)
+	node.PodCIDRs = file.PodCIDRs
+	if node.Devices, node.Env, err = poolfile.Scan(pci.Sysfs); err != nil {
+		return node, err
+	}
 	host, err := kernel.Host()
 	if err != nil {
 		return node, err
@@ -112,7 +118,8 @@ func ofPlugin(p plugin.Part, node Node) (found []plugin.Finding) {
 		pods = hostlocal.Subnets(p.Config, node.PodCIDRs)
 		found = hostlocal.Findings(p.Config)
 	}
-	of := map[string]func([]byte) []plugin.Finding{"portmap": portmap.Findings, "bandwidth": bandwidth.Findings, "sriov": sriov.Findings,
+	of := map[string]func([]byte) []plugin.Finding{"portmap": portmap.Findings, "bandwidth": bandwidth.Findings,
+		"sriov":    func(config []byte) []plugin.Finding { return sriov.Findings(config, node.Devices) },
 		"bridge":   func(config []byte) []plugin.Finding { return bridge.Findings(config, pods, node.Subnets) },
 		"loopback": func(config []byte) []plugin.Finding { return plugin.UnknownKeys(config, "", struct{}{}) }}[p.Kind]
 	if of == nil {

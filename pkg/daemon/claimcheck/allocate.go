@@ -22,7 +22,6 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/dra"
 	"github.com/podlace/podlace/pkg/daemon/pool"
-	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/vfconfig"
 )
 
@@ -178,7 +177,7 @@ func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim,
 	for _, text := range c.refused[row.Resource] {
 		c.notice("%s: %s", m.at(o.path), text)
 	}
-	c.checkWithoutPF(m, o, config[i])
+	c.checkKinds(m, o, config[i])
 	for _, key := range config[i].Set() {
 		from := "class"
 		if slices.Contains(config[i].Claimed, key) {
@@ -192,17 +191,17 @@ func (c *checker) serve(m manifest, path string, one *resourceapi.ResourceClaim,
 	return row, true
 }
 
-// checkWithoutPF reports a setting that only a PF can set if the scheduler may choose a device without one.
-func (c *checker) checkWithoutPF(m manifest, o option, settings *vfconfig.Config) {
-	lone := 0
+// checkKinds reports a setting that some of the devices that the scheduler may choose cannot have.
+func (c *checker) checkKinds(m manifest, o option, settings *vfconfig.Config) {
+	key, lacking := "", 0
 	for _, d := range o.matched {
-		if d.driver == claim.Driver && d.attributes()[attribute{claim.Driver, "kind"}] == dra.KindNoPF {
-			lone++
+		if lacks := d.target().Lacks(settings); lacks != "" {
+			key, lacking = lacks, lacking+1
 		}
 	}
-	if key := settings.NeedsPF(settings != nil && pci.IsUserspace(settings.Driver)); key != "" && lone > 0 {
-		c.fail("%s: %d of %d matching devices have no PF, which alone can set %s %s: add the selector %s == \"vf\"", m.at(o.path), lone, len(o.matched),
-			key, settings.Text(key), attribute{claim.Driver, "kind"}.expression())
+	if lacking > 0 {
+		c.fail("%s: %d of %d matching devices are no VFs with a PF on the node, which alone can set %s %s: add the selector %s == \"vf\"", m.at(o.path),
+			lacking, len(o.matched), key, settings.Text(key), attribute{claim.Driver, "kind"}.expression())
 	}
 }
 
@@ -240,12 +239,20 @@ func (c *checker) settings(one *resourceapi.ResourceClaim) ([]*vfconfig.Config, 
 	return dra.Settings(one, func(name string) dra.Target { return c.target(devices.Results[0].Pool, name) })
 }
 
+// target returns what the settings of a device depend on, except its resource. That of another driver has no kind.
+func (d device) target() (t dra.Target) {
+	own := d.attributes()
+	t.Kind, _ = own[attribute{claim.Driver, "kind"}].(string)
+	t.Driver, _ = own[attribute{claim.Driver, "driver"}].(string)
+	return t
+}
+
 // target returns what the settings of a device depend on.
 func (c *checker) target(from, name string) dra.Target {
 	i := slices.IndexFunc(c.devices, func(d device) bool { return d.pool == from && d.Name == name && d.driver == claim.Driver })
-	own := func(name string) any { return c.devices[i].attributes()[attribute{claim.Driver, name}] }
-	driver, _ := own("driver").(string)
-	return dra.Target{Resource: c.resourceNamed(c.devices[i].resource()), NoPF: own("kind") == dra.KindNoPF, Driver: driver}
+	t := c.devices[i].target()
+	t.Resource = c.resourceNamed(c.devices[i].resource())
+	return t
 }
 
 // resourceNamed returns a resource. One that is not in the configuration lets claims set each key.

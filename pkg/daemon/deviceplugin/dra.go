@@ -20,6 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/pci"
 	cni "github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/poddevices"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // apiQPS and apiBurst limit the requests to the API server; each Prepare makes one. They are the kubelet's defaults, which suffice for 110
@@ -88,7 +89,13 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 
 // claimUse returns the devices of claims, and those that pods have without one. Which driver is healthy depends on the owner.
 func (d *daemon) claimUse() claimUsage {
-	c := claimUsage{map[string]bool{}, d.isLeaked}
+	c := claimUsage{map[string]bool{}, d.isLeaked, map[string]string{}}
+	journals, _ := sriov.Holdings() // restoreLoop logs the error
+	for _, j := range journals {
+		if j.Ended {
+			c.former[j.Address.String()] = j.Former.Driver
+		}
+	}
 	for _, h := range d.held {
 		c.owned[h.ID] = c.owned[h.ID] || byClaim(h)
 	}

@@ -35,6 +35,18 @@ func TestFault(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
+	lone := pci.Device{Driver: "iavf", Interfaces: []string{"ens5"}} // without a PF, so its link is down on the node
+	if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{lone}}, "", pool.Device{Device: lone}); !isHealthy(got) {
+		t.Errorf("without a PF: %v", got)
+	}
+	capable := whole
+	capable.SRIOV = true
+	for d, want := range map[*pci.Device]string{&vf: "its driver is iavf, not vfio-pci",
+		&capable: "its driver is ice, not vfio-pci; the daemon does not change the driver of a PF"} {
+		if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{whole, vf}}, "vfio-pci", pool.Device{Device: *d}).Text; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
 	noInterface := whole // a PF bound to VFIO
 	noInterface.Interfaces, noInterface.Carrier = nil, false
 	if got := deviceFault(&pci.Snapshot{Devices: []pci.Device{noInterface, vf}}, "", pool.Device{Device: vf}); !isHealthy(got) {

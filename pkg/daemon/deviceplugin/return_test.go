@@ -3,10 +3,18 @@
 package deviceplugin
 
 import (
+	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // TestReturnsVFs checks that the daemon restores orphaned VFs right after its start. A failure to restore a VF is logged only once.
@@ -29,4 +37,24 @@ func TestReturnsVFs(t *testing.T) {
 		!strings.Contains(l.log.String(), "operation not permitted") {
 		t.Errorf("logged %d times in %d calls:\n%s", got, calls.Load(), l.log.String())
 	}
+}
+
+// TestUnrestored checks that a VF is unhealthy while the driver that it had before its last pod is not loaded.
+func TestUnrestored(t *testing.T) {
+	a, err := pci.ParseAddress(vf00)
+	kerneltest.Must(t, err, os.MkdirAll(sriov.JournalFolder, 0o700))
+	write := func(h sriov.Holding) {
+		h.Format, h.Address, h.Netns, h.Name, h.Former.Driver = 1, a, "/run/netns/a", "net1", "i40evf"
+		h.Owner = attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
+		text, err := json.Marshal(h)
+		kerneltest.Must(t, err, os.WriteFile(filepath.Join(sriov.JournalFolder, vf00), text, 0o600))
+	}
+	write(sriov.Holding{})
+	defer func() { kerneltest.Must(t, os.RemoveAll(sriov.JournalFolder)) }()
+	l := newLab(t, twoPFs(t), twoPools)
+	l.awaitDevices("example.com/one", vf00, vf01) // a pod has it
+	write(sriov.Holding{Ended: true})
+	l.hup()
+	l.awaitDevices("example.com/one", vf00+"!", vf01)
+	l.awaitLog("devices are unhealthy", vf00, "its driver before the last pod, i40evf, is not loaded: run 'modprobe i40evf'")
 }

@@ -36,11 +36,9 @@ const (
 	attrMultusDevice   = "k8s.cni.cncf.io/deviceID"
 	attrMultusResource = "k8s.cni.cncf.io/resourceName"
 
-	kindVF = "vf"
-	kindPF = "pf"
-
-	// KindNoPF is the kind of a function that is neither a VF with its PF on the node nor a PF.
-	KindNoPF = "no-pf"
+	kindVF   = "vf"
+	kindPF   = "pf"
+	kindNoPF = "no-pf" // neither a VF with its PF on the node nor a PF
 )
 
 // DeviceName returns the name of a PCI function in ResourceSlices. A device name is a DNS label such as 0000-3b-10-2.
@@ -58,12 +56,9 @@ func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.
 		rdma = rdma || len(last.RDMA) > 0
 		d.LinkType = cmp.Or(d.LinkType, last.LinkType)
 	}
-	driver, kind, pfName := d.Driver, kindPF, i.pfName(pf)
-	switch {
-	case d.IsVF():
-		kind = kindVF
-	case d.HasNoPF():
-		kind, pfName = KindNoPF, d.Address.String()
+	driver, kind, pfName := d.Driver, kindOf(d.Device), i.pfName(pf)
+	if kind == kindNoPF {
+		pfName = d.Address.String()
 	}
 	if r := i.resourceNamed(resource); r != nil {
 		driver = driverOf(r, d.Device)
@@ -92,6 +87,16 @@ func (i Inventory) attributesOf(resource string, d pool.Device) map[resourceapi.
 		out[attrOldNUMA] = number(d.NUMANode)
 	}
 	return out
+}
+
+func kindOf(d pci.Device) string {
+	switch {
+	case d.IsVF():
+		return kindVF
+	case d.HasNoPF():
+		return kindNoPF
+	}
+	return kindPF
 }
 
 // driverOf returns the driver that a device has while its resource waits for a pod.

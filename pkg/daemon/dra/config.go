@@ -131,14 +131,22 @@ func configFor(entries []configEntry, result resourceapi.DeviceRequestAllocation
 // Target is a device of a claim, as far as its settings depend on it.
 type Target struct {
 	Resource *pool.Resource
-	NoPF     bool
+	Kind     string // its attribute
 	Driver   string // before the claim changes it
 }
 
-// check returns an error for a setting that only a PF can set if the device has none.
+// Lacks returns the key of the first setting that the device cannot have, because only the PF of a VF sets it, or "".
+func (t Target) Lacks(c *vfconfig.Config) (key string) {
+	if c == nil || t.Kind != kindPF && t.Kind != kindNoPF {
+		return ""
+	}
+	return c.NeedsPF(pci.IsUserspace(cmp.Or(c.Driver, t.Driver)))
+}
+
+// check returns an error for a setting that the device cannot have.
 func (t Target) check(entries []configEntry, c *vfconfig.Config) error {
-	key := c.NeedsPF(pci.IsUserspace(cmp.Or(c.Driver, t.Driver)))
-	if !t.NoPF || key == "" {
+	key := t.Lacks(c)
+	if key == "" {
 		return nil
 	}
 	path := "the merged settings of class and claim: "
@@ -147,8 +155,9 @@ func (t Target) check(entries []configEntry, c *vfconfig.Config) error {
 			path = e.path + "."
 		}
 	}
-	return fmt.Errorf("%s%s: %s: the allocated function of %s has no PF on its node, which alone can set it: set it on the hypervisor", path, key,
-		c.Text(key), t.Resource.FullName())
+	why := map[string]string{kindNoPF: "has no PF on its node, which alone can set it: set it on the hypervisor",
+		kindPF: `is a PF, and only VFs have this setting: select kind == "vf"`}[t.Kind]
+	return fmt.Errorf("%s%s: %s: the allocated function of %s %s", path, key, c.Text(key), t.Resource.FullName(), why)
 }
 
 // isAdmin reports whether an allocation result grants only administrative access, which changes neither the device's owner nor its

@@ -133,7 +133,7 @@ func (d *Driver) planDevice(i Inventory, c *resourceapi.ResourceClaim, entries [
 		return p, err
 	}
 	p.Device, p.resource = device, in.Name
-	target := Target{in.Resource, device.HasNoPF(), driverOf(in.Resource, device.Device)}
+	target := Target{in.Resource, kindOf(device.Device), driverOf(in.Resource, device.Device)}
 	if p.config, err = configFor(entries, r, target); err != nil || p.Admin {
 		return p, err
 	}

@@ -8,7 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -265,7 +268,8 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 		}
 		id := dev.Address.String()
 		if dev.restores && !slices.ContainsFunc(p.record.Bound, func(b claim.Binding) bool { return b.ID == id }) {
-			p.record.Bound = append(p.record.Bound, claim.Binding{ID: id, Driver: dev.driver, Former: cmp.Or(dev.restoreTo, dev.Driver)})
+			p.record.Bound = append(p.record.Bound, claim.Binding{ID: id, Driver: dev.driver, Former: cmp.Or(dev.restoreTo, dev.Driver),
+				MAC: d.macOf(dev)})
 		}
 	}
 	if err := claim.Write(d.options.Claims, p.record); err != nil {
@@ -283,6 +287,15 @@ func (d *Driver) bindAll(ctx context.Context, p *claimPlan) error {
 		}
 	}
 	return nil
+}
+
+// macOf returns the MAC of a device's interface, or "" if that is not on the node. Nothing tells it once a user space driver is bound.
+func (d *Driver) macOf(dev plannedDevice) string {
+	if len(dev.Interfaces) == 0 {
+		return ""
+	}
+	text, _ := os.ReadFile(filepath.Join(d.options.Sysfs, "bus/pci/devices", dev.Address.String(), "net", dev.Interfaces[0], "address"))
+	return strings.TrimSpace(string(text))
 }
 
 func (d *Driver) rereadDevice(dev *plannedDevice) error {

@@ -213,12 +213,14 @@ func TestAdminAccess(t *testing.T) {
 // already bound.
 func TestDriverBack(t *testing.T) {
 	l := newDRALab(t)
+	pcitest.Set(t, l.sysfs, vf0, "net/ens0f0v0/address", "02:00:00:00:00:07")
 	pcitest.Kernel{}.Start(t, l.sysfs)
 	p := l.planFor(t, "c-1", vf0)
 	p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
 	must(t, l.reserve(t.Context(), &p, nil), l.writeCDI(p))
 	before, err := claim.Read(l.options.Claims, "c-1")
-	if want := []claim.Binding{{ID: vf0, Driver: "vfio-pci", Former: "iavf"}}; !cmp.Equal(before.Bound, want) || err != nil {
+	want := []claim.Binding{{ID: vf0, Driver: "vfio-pci", Former: "iavf", MAC: "02:00:00:00:00:07"}}
+	if !cmp.Equal(before.Bound, want) || err != nil {
 		t.Errorf("%+v, %v", before.Bound, err)
 	}
 	data, err := os.ReadFile(filepath.Join(l.options.CDI, cdiFile("c-1")))

@@ -75,9 +75,11 @@ func TestOfferWhole(t *testing.T) {
 			"whole: A p; vf: a0 a1 a2 a3", "", map[pci.Address]int{A: 4, p: 8}},
 		{`{"resourceName":"vf","api":"dra","selectors":{"pfNames":["ens1f0"]}}`, `{"pfName":"ens1f0","numVfs":4,"offerWhole":true}`,
 			"vf: a0 a1 a2 a3",
-			`config.json:1: pfs[0]: offerWhole: no resource matches 0000:10:00.0: want one with "api": "dra" and a selector with pciAddresses`, nil},
+			`config.json:1: pfs[0]: offerWhole: no resource matches 0000:10:00.0: it is offered as a whole (offerWhole), which requires a selector that names it by pciAddresses or acpiIndexes`, nil},
 		{`{"resourceName":"whole","selectors":{"pciAddresses":["0000:10:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4,"offerWhole":true}`,
-			"whole:", `config.json:1: resourceList[0]: resource intel.com/whole: no device on this node matches`, nil},
+			"whole:", `config.json:1: resourceList[0]: resource intel.com/whole: no device on this node matches; 0000:10:00.0: it is offered as a whole (offerWhole), which requires "api": "dra" in the resource`, nil},
+		{`{"resourceName":"whole","api":"dra","selectors":{"pciAddresses":["0000:20:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4,"offerWhole":true}`,
+			"whole:", `config.json:1: pfs[0]: offerWhole: no resource matches 0000:10:00.0: want one with "api": "dra" and a selector with pciAddresses`, nil},
 		{`{"resourceName":"whole","api":"dra","selectors":{"pciAddresses":["0000:10:00.0"]}}`, `{"pfName":"ens1f0","numVfs":4}`,
 			"whole:", "", nil},
 	} {

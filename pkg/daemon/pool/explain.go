@@ -146,10 +146,8 @@ func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
 		a.Reason = "it has no PF, which requires a selector that names it by vendors and devices, or by pciAddresses"
 	case len(r.Selectors) > 0 && selector < 0:
 		a.Reason = whyUnmet(a.Selectors)
-	case d.HasNoPF() && r.whyNeedsPF(d) != "":
-		a.Reason = r.whyNeedsPF(d)
 	default:
-		if a.Reason = c.whyNotWhole(r, selector, d); a.Reason == "" {
+		if a.Reason = cmp.Or(c.whyNotWhole(r, selector, d), r.whyNeedsPF(d)); a.Reason == "" {
 			a.Matches, a.Reason = true, r.whyMet(selector)
 		}
 	}
@@ -174,15 +172,14 @@ func (s *selector) names() bool {
 	return has("pciAddresses") || has("vendors") && has("devices")
 }
 
-// whyNeedsPF returns why a function without a PF cannot have the settings of a resource, or "".
+// whyNeedsPF returns why a function cannot have the settings of a resource, because only the PF of a VF sets them, or "".
 func (r *Resource) whyNeedsPF(d subject) string {
-	driver := r.Driver
-	if r.VF != nil {
-		driver = cmp.Or(r.VF.Driver, driver)
-	}
-	key := r.VF.NeedsPF(pci.IsUserspace(cmp.Or(driver, d.Driver)))
-	if key == "" {
+	key := r.VF.NeedsPF(false) // a resource sets no MAC
+	switch {
+	case key == "" || d.IsVF():
 		return ""
+	case d.IsPF():
+		return fmt.Sprintf("it is a PF, and only VFs have %s %s of vf", key, r.VF.Text(key))
 	}
 	return fmt.Sprintf("it has no PF, which alone can set %s %s of vf", key, r.VF.Text(key))
 }

@@ -25,7 +25,7 @@ func Findings(c *Config, s *pci.Snapshot, env Env) []strict.Problem {
 		f.reportRefused(i)
 	}
 	if s.ExclusiveRDMA {
-		f.Notes = append(f.Notes, c.WithExclusiveRDMA()...)
+		f.Notes = append(f.Notes, c.withExclusiveRDMA()...)
 	}
 	for i := range c.PFs {
 		f.reportPF(i)
@@ -88,7 +88,7 @@ func (f *findings) reportDevices(i int) {
 	r := &f.c.Resources[i]
 	offered, matched, unknown, why, unmet := 0, 0, 0, "", ""
 	for _, v := range f.verdicts {
-		if a := v.answers[i]; !a.Matches && f.Devices[v.device].HasNoPF() && a.meets() && unmet == "" {
+		if a := v.answers[i]; !a.Matches && !f.Devices[v.device].IsVF() && a.meets() && unmet == "" {
 			unmet = fmt.Sprintf("; %s: %s", f.Devices[v.device].Address, a.Reason)
 		}
 		if v.answers[i].Matches {
@@ -145,8 +145,12 @@ func (f *findings) reportPF(i int) {
 	} else if want.NumVFs > d.TotalVFs {
 		f.Note(want.Place, "numVfs %d: %s supports at most %d", want.NumVFs, d.Address, d.TotalVFs)
 	}
-	if want.Whole && f.verdicts[at].resource < 0 {
-		f.Note(want.Place, `offerWhole: no resource matches %s: want one with "api": "dra" and a selector with pciAddresses`, d.Address)
+	if v := f.verdicts[at]; want.Whole && v.resource < 0 {
+		why := `want one with "api": "dra" and a selector with pciAddresses`
+		if slices.ContainsFunc(v.answers, Answer.meets) {
+			why = whyUnmatched(v.answers)
+		}
+		f.Note(want.Place, "offerWhole: no resource matches %s: %s", d.Address, why)
 	}
 	for _, first := range f.c.PFs[:i] {
 		if first.matches(d) {

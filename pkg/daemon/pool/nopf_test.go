@@ -62,22 +62,29 @@ func TestVirtioNeverOffered(t *testing.T) {
 	}
 }
 
-// TestSettingsWithoutPF checks that a resource offers no function without a PF if its settings need one, and that Explain says so.
+// TestSettingsWithoutPF checks that a resource offers no function without a PF and no PF if its settings are those of VFs, and that Explain
+// and Findings say so.
 func TestSettingsWithoutPF(t *testing.T) {
 	for _, s := range pcitest.SettingsWithoutPF() {
 		for driver, key := range map[string]string{"": s.Interface, `"driver":"vfio-pci",`: s.Userspace} {
-			text := fmt.Sprintf(`{"resourceList":[{"resourceName":"r","api":"dra",%s"selectors":{"pciAddresses":["0000:40:00.0"]},"vf":{%s}}]}`,
-				driver, s.JSON)
-			if strings.Contains(s.JSON, `"mac"`) { // a resource cannot set it
-				continue
-			}
-			got := explainDevice(mustParse(t, text), "n", Env{})[0]
-			want := "intel.com/r offered: meets resourceList[0].selectors"
-			if key != "" {
-				want = "not offered: it has no PF, which alone can set " + key
-			}
-			if !strings.HasPrefix(got, want) {
-				t.Errorf("%s, %s: %s, want %s", s.JSON, driver, got, want)
+			for name, kind := range map[string]struct{ address, says string }{"n": {"0000:40:00.0", "it has no PF, which alone can set " + key},
+				"A": {"0000:10:00.0", "it is a PF, and only VFs have " + key}} {
+				if strings.Contains(s.JSON, `"mac"`) { // a resource cannot set it
+					continue
+				}
+				c := mustParse(t, fmt.Sprintf(`{"resourceList":[{"resourceName":"r","api":"dra",%s"selectors":{"pciAddresses":[%q]},"vf":{%s}}],
+					"pfs":[{"pfName":"ens1f0","numVfs":4,"offerWhole":true}]}`, driver, kind.address, s.JSON))
+				want := "intel.com/r offered: meets resourceList[0].selectors"
+				if key != "" {
+					want = "not offered: " + kind.says
+				}
+				if got := explainDevice(c, name, Env{})[0]; !strings.HasPrefix(got, want) {
+					t.Errorf("%s, %s, %s: %s, want %s", kind.address, s.JSON, driver, got, want)
+				}
+				found := fmt.Sprint(Findings(c, workerMachine(), Env{}))
+				if strings.Contains(found, "no device on this node matches; "+kind.address+": "+kind.says) != (key != "") {
+					t.Errorf("%s, %s, %s: %s", kind.address, s.JSON, driver, found)
+				}
 			}
 		}
 	}

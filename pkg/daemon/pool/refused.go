@@ -56,8 +56,8 @@ func (r *reader) noteInfiniBand(v strict.Value, types []string) {
 	}
 }
 
-// WithExclusiveRDMA returns a warning for each isRdma, for a node whose RDMA subsystem is in exclusive mode.
-func (c *Config) WithExclusiveRDMA() []strict.Problem {
+// withExclusiveRDMA returns a warning for each isRdma, for a node whose RDMA subsystem is in exclusive mode.
+func (c *Config) withExclusiveRDMA() []strict.Problem {
 	var r strict.Report
 	for _, res := range c.Resources {
 		for _, s := range res.Selectors {
