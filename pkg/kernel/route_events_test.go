@@ -38,7 +38,10 @@ func collectNotices(t *testing.T, n *NS) (since func() []string) {
 		parse := func(datagram []byte) []notice { return routeNotices(datagram, ours) }
 		listen(socket, parse, lostNotice(), func(list []notice) {
 			for _, n := range list {
-				notices <- n
+				select {
+				case notices <- n:
+				case <-t.Context().Done(): // a late notice, which no test awaits
+				}
 			}
 		})
 		close(ended)
