@@ -151,7 +151,7 @@ func (s bucketSamples) look(host *kernel.Node, key attachment.Key) (l Limits, ok
 }
 
 func (s bucketSamples) limits(host *kernel.Node, rec attachment.Of[state]) (Limits, error) {
-	l, st := Limits{Key: rec.Key, Pod: rec.Pod, Gone: plugin.NetnsGone(rec.Netns)}, rec.State
+	l, st := Limits{Key: rec.Key, Pod: rec.Pod, Gone: plugin.NetnsEnded(rec.Netns)}, rec.State
 	if st.Ingress != nil || st.Asked.Ingress.ByAdmin {
 		l.Ingress = &Direction{Asked: st.Asked.Ingress}
 	}

@@ -30,15 +30,15 @@ func TestIPTablesFamilies(t *testing.T) {
 		chain := masqueradeChain(attachment.Key{Network: "families", ContainerID: "a", IfName: "eth0"})
 		host := l.host()
 		for is4, want := range map[bool]bool{true: true, false: want6} {
-			if got := !iptables.LacksChain(&host.NFT, is4, chain); got != want {
+			if got := !iptables.LacksRules(&host.NFT, is4, chain); got != want {
 				t.Errorf("after %s, IPv4 %t: masqueraded %t, want %t", after, is4, got, want)
 			}
 		}
 	}
 	wants("ADD", false)
 	valid := []any{object{"containerID": "a", "ifname": "eth0"}}
-	for _, verb := range []string{"STATUS", "GC"} {
-		l.run("nft flush ruleset")
+	for verb, flush := range map[string]string{"STATUS": "iptables -t nat -F", "GC": "nft flush ruleset"} {
+		l.run(flush)
 		for range 2 {
 			l.OK(l.Call(verb, "", "cni.dev/valid-attachments", valid))
 			wants(verb, false)

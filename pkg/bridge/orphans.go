@@ -53,40 +53,63 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 	return randomMAC()
 }
 
-// restoreBridges creates the pods' missing bridges, restores the ports, and then sets up the bridges that are down. The next ADD recreates
-// what records do not tell: promiscuous mode, duplicate address detection, and gateway links of VLANs.
+// restoreBridges creates the pods' missing bridges, restores the ports, sets up the bridges that are down, and attaches the gateways of
+// VLANs. The next ADD restores what records do not tell: promiscuous mode and duplicate address detection.
 func restoreBridges(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
-	on := map[string][]orphan{}
+	names := map[string]bool{}
 	for _, pod := range pods {
-		on[pod.State.Bridge] = append(on[pod.State.Bridge], orphan{state: pod.State})
+		names[pod.State.Bridge] = true
 	}
 	var errs []error
 	var down []kernel.Link
-	for name, pods := range on {
+	for name := range names {
 		link, ok, err := host.Link(name)
 		if err == nil && !ok {
 			log.Warn("the bridge of pods is missing and is created again", "bridge", name)
-			if link, err = createBridge(host, name, pods); err == nil {
-				err = host.Set(link.Lacks(hardenedSysctls(name, false)...)...)
-			}
+			link, err = createBridge(host, name)
 		}
-		if errs = append(errs, err); err == nil && link.Kind == "bridge" && !link.Up {
+		if err == nil && link.Kind == "bridge" && !link.Up {
 			down = append(down, link)
+			err = host.Set(link.Lacks(hardenedSysctls(name, false)...)...)
 		}
+		errs = append(errs, err)
 	}
 	errs = append(errs, restorePorts(host, log, pods))
 	for _, link := range down {
 		log.Warn("the bridge of pods is down and is set up", "bridge", link.Name)
 		errs = append(errs, host.SetUp(link))
 	}
+	for _, pod := range pods {
+		name := pod.State.gatewayLink()
+		if name == "" || names[name] {
+			continue
+		}
+		names[name] = true
+		link, ok, err := host.Link(pod.State.Bridge)
+		if err == nil && ok {
+			_, err = (&job{host: host}).ensureGatewayLink(link, name, pod.State.VLANs)
+		}
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 
-// createBridge creates a bridge for recorded pods. Its MTU is that of its smallest port.
-func createBridge(host *kernel.Node, name string, pods []orphan) (link kernel.Link, err error) {
-	filtered := len(pods[0].Gateways) > 0 && pods[0].gatewayLink() == ""
-	vlans := slices.ContainsFunc(pods, func(o orphan) bool { return o.VLANs.used() })
-	if err := host.AddBridge(name, previousMAC(pods), 0, filtered, vlans); err != nil && !isExist(err) {
+// createBridge creates a bridge for the recorded pods of all networks. Its MTU is that of its smallest port.
+func createBridge(host *kernel.Node, name string) (link kernel.Link, err error) {
+	pods, err := attachment.States[state](attachment.AllOf("bridge"))
+	var on []orphan
+	filtered, vlans := false, false
+	for _, pod := range finished(pods) {
+		if st := pod.State; st.Bridge == name {
+			on = append(on, orphan{state: st})
+			filtered = filtered || len(st.Gateways) > 0 && st.gatewayLink() == ""
+			vlans = vlans || st.VLANs.used()
+		}
+	}
+	if err == nil {
+		err = host.AddBridge(name, previousMAC(on), 0, filtered, vlans)
+	}
+	if err != nil && !isExist(err) {
 		return link, err
 	}
 	link, ok, err := host.Link(name)

@@ -176,7 +176,7 @@ func (st state) lost(host *kernel.Node, key attachment.Key) (lost []string) {
 		}
 	}
 	for _, a := range st.byIPTables() {
-		if iptables.LacksChain(&host.NFT, a.Addr().Is4(), masqueradeChain(key)) {
+		if iptables.LacksRules(&host.NFT, a.Addr().Is4(), masqueradeChain(key)) {
 			lost = append(lost, "iptables' masquerade of "+a.Addr().String())
 		}
 	}

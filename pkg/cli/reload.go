@@ -70,7 +70,7 @@ func printReloaded(stdout, stderr io.Writer) error {
 	}
 	count := map[string]int{}
 	for _, rec := range records {
-		if !plugin.NetnsGone(rec.Netns) {
+		if !plugin.NetnsEnded(rec.Netns) {
 			count[rec.Plugin]++
 		}
 	}

@@ -91,7 +91,7 @@ func Unleased(path string) ([]attachment.Record, []attachment.Damaged, error) {
 // assigned them. They get the time of the record, since DEL of a dead pod releases none that is newer.
 func missing(rec attachment.Record) (path string, lost []lease) {
 	st, _ := attachment.StateOf[state](rec)
-	if plugin.Kind(ipam.Type(st.IPAM)) != "host-local" || plugin.NetnsGone(rec.Netns) {
+	if plugin.Kind(ipam.Type(st.IPAM)) != "host-local" || plugin.NetnsEnded(rec.Netns) {
 		return "", nil
 	}
 	network := rec.Network

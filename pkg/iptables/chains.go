@@ -45,9 +45,9 @@ func Place(is4 bool, chain string) nft.Place {
 	return nft.Place{Family: nft.FamilyOf(is4).Proto, Table: "nat", Chain: chain}
 }
 
-// LacksChain reports whether a chain is certainly missing from the nat table. It starts no program, so it returns false while
+// LacksRules reports whether a chain of the nat table is certainly missing or empty. It starts no program, so it returns false while
 // iptables-legacy, whose rules it cannot read, is in use.
-func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
+func LacksRules(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
 	}
@@ -55,8 +55,8 @@ func LacksChain(conn *nft.Conn, is4 bool, chain string) bool {
 	if err != nil {
 		return false
 	}
-	has, err := t.HasChain(Place(is4, chain))
-	return err == nil && !has
+	rules, err := t.Rules(Place(is4, chain))
+	return err == nil && len(rules) == 0
 }
 
 // LegacyTables returns the names of legacy xtables' tables. It reads the network namespace of the current thread, because the first thread

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,13 +22,16 @@ type Removal struct {
 	By   string // the program, as in /proc/PID/comm, which only nf_tables reports
 }
 
+// String returns the object, and the program if it is known.
+func (r Removal) String() string { return strings.TrimSuffix(r.What+" by "+r.By, " by ") }
+
 // removalPause is how long Removals collects messages after each delivery, so that a flood wakes the process 20 times a second.
 const removalPause = 50 * time.Millisecond
 
-// Removals returns a channel of removals in the caller's namespace: nftables objects of the tables and chains that concern the caller;
-// bridges and ifbs that were deleted, bridges that are down, and veths that are up without a bridge; addresses; routes that the kernel
-// had added; qdiscs and filters; and forwarding of the whole node. The channel is closed when ctx ends.
-func Removals(ctx context.Context, concern func(table, chain string) bool) (<-chan Removal, error) {
+// Removals returns a channel of removals in the caller's namespace: nftables objects of the tables and chains that concern the caller, unless
+// one of its own programs removes them; bridges and ifbs that were deleted, bridges that are down, and veths that are up without a bridge;
+// addresses; routes that the kernel had added; qdiscs and filters; and forwarding of the whole node. The channel is closed when ctx ends.
+func Removals(ctx context.Context, concern func(table, chain string) bool, own func(program string) bool) (<-chan Removal, error) {
 	rules, err := subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		return nil, fmt.Errorf("listen to nftables: %w", err)
@@ -52,7 +56,7 @@ func Removals(ctx context.Context, concern func(table, chain string) bool) (<-ch
 		}
 	}
 	var running sync.WaitGroup
-	for socket, parse := range map[*os.File]func([]byte) []Removal{rules: ruleRemovals(concern), routes: routeRemovals} {
+	for socket, parse := range map[*os.File]func([]byte) []Removal{rules: ruleRemovals(concern, own), routes: routeRemovals} {
 		running.Go(func() { listen(socket, parse, lostRemoval(), deliver) })
 	}
 	context.AfterFunc(ctx, func() {
@@ -68,7 +72,7 @@ func lostRemoval() Removal { return Removal{What: "lost events"} }
 
 // ruleRemovals returns a parser for the datagrams of nf_tables. A transaction may take several of them, and its last message names the
 // program. The kernel puts several messages into a datagram, so a socket filter that sees only the first type cannot select deletions.
-func ruleRemovals(concern func(table, chain string) bool) func([]byte) []Removal {
+func ruleRemovals(concern func(table, chain string) bool, own func(program string) bool) func([]byte) []Removal {
 	var removed string // by the transaction
 	return func(datagram []byte) []Removal {
 		return eachMessage(datagram, lostRemoval(), func(m syscall.NetlinkMessage) (r Removal, ok bool) {
@@ -81,8 +85,8 @@ func ruleRemovals(concern func(table, chain string) bool) func([]byte) []Removal
 			case unix.NFT_MSG_DELRULE:
 				removed = orConcern(removed, textAt(attributes, unix.NFTA_RULE_TABLE), textAt(attributes, unix.NFTA_RULE_CHAIN), concern)
 			case unix.NFT_MSG_NEWGEN:
-				r, ok = Removal{What: removed, By: textAt(attributes, unix.NFTA_GEN_PROC_NAME)}, removed != ""
-				removed = ""
+				r = Removal{What: removed, By: textAt(attributes, unix.NFTA_GEN_PROC_NAME)}
+				ok, removed = removed != "" && !own(r.By), ""
 			}
 			return r, ok
 		})

@@ -14,7 +14,7 @@ import (
 // TestRemovals: a removal of each kind of object is announced, and no addition, pod's end or change of a chain that concerns nobody is.
 func TestRemovals(t *testing.T) {
 	concern := func(table, chain string) bool { return table == "ktours" && !strings.HasPrefix(chain, "KUBE-") }
-	removals, err := Removals(t.Context(), concern)
+	removals, err := Removals(t.Context(), concern, func(program string) bool { return program == "ktown" })
 	kerneltest.Must(t, err)
 	heard := func(within time.Duration) (all []string) {
 		for {
@@ -26,6 +26,9 @@ func TestRemovals(t *testing.T) {
 			}
 		}
 	}
+	own := t.TempDir()
+	kerneltest.Must(t, exec.Command("sh", "-c", "cp $(command -v nft) "+own+"/ktown").Run())
+	t.Setenv("OWN", own)
 	for _, c := range []struct{ command, want string }{
 		{"ip link add ktbr up type bridge", ""},
 		{"ip link add ktv type veth peer name ktp; ip link set ktv master ktbr; ip link set ktv up", ""},
@@ -49,7 +52,9 @@ func TestRemovals(t *testing.T) {
 		{"nft add chain inet ktours b; nft add rule inet ktours b accept; nft flush chain inet ktours b", "rules in table ktours nft"},
 		{"nft 'add set inet ktours s { type ipv4_addr; }; add element inet ktours s { 10.0.0.1 }'", ""},
 		{"nft delete element inet ktours s '{ 10.0.0.1 }'", "rules in table ktours nft"},
-		{"nft flush ruleset", "rules in table ktours nft"},
+		{"nft add element inet ktours s '{ 10.0.0.1 }'; $OWN/ktown delete element inet ktours s '{ 10.0.0.1 }'", ""},
+		{"nft add element inet ktours s '{ 10.0.0.1 }'; $OWN/ktown delete element inet ktours s '{ 10.0.0.1 }'; nft flush ruleset",
+			"rules in table ktours nft"},
 		{"nft add table inet ktother; nft delete table inet ktother", ""},
 	} {
 		if out, err := exec.Command("sh", "-ec", c.command).CombinedOutput(); err != nil {

@@ -146,6 +146,9 @@ func NetnsVisible(path string) bool {
 	return path == "" || strings.HasPrefix(folder, "/proc/") && os.Getppid() != 0 || err == nil && info.IsDir()
 }
 
+// NetnsEnded reports whether a namespace is gone, and not only outside what this container sees.
+func NetnsEnded(path string) bool { return NetnsGone(path) && NetnsVisible(path) }
+
 // NetnsExists reports whether a path is that of a network namespace.
 func NetnsExists(path string) bool {
 	f, err := openNetns(path)

@@ -15,9 +15,9 @@ import (
 	"github.com/podlace/podlace/pkg/ports"
 )
 
-// iptablesIntact reports whether the shared rules exist for each address family in use. It starts no program and so does not see the rules
+// IPTablesIntact reports whether the shared rules exist for each address family in use. It starts no program and so does not see the rules
 // of iptables-legacy. Rules that it cannot read count as intact.
-func iptablesIntact() bool {
+func IPTablesIntact() bool {
 	all, err := allRecorded()
 	if err != nil {
 		return true

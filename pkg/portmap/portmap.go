@@ -159,7 +159,7 @@ func status(r *plugin.Request) error {
 	}
 	host, err := attachment.Host(r)
 	if err == nil {
-		if !Intact(host) || cfg.Backend == "iptables" && !iptablesIntact() {
+		if !Intact(host) || cfg.Backend == "iptables" && !IPTablesIntact() {
 			err = restoreAll(host, r.Log, attachment.Trying)
 		}
 	}

@@ -117,7 +117,7 @@ func recordedExcept(hash, container string) (all []recordedPorts, err error) {
 	attachments := map[string]int{} // of a container or a pod
 	for _, rec := range records {
 		st, e := attachment.StateOf[portState](rec)
-		if e != nil || rec.Hash() == hash || st.Ended || st.Unfinished || rec.ContainerID != container && plugin.NetnsGone(rec.Netns) {
+		if e != nil || rec.Hash() == hash || st.Ended || st.Unfinished || rec.ContainerID != container && plugin.NetnsEnded(rec.Netns) {
 			continue
 		}
 		attachments[rec.ContainerID]++

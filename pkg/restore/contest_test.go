@@ -34,7 +34,7 @@ func TestContestEnds(t *testing.T) {
 	if got := c.Wait(c.last.Add(LongestPause)); got != LongestPause {
 		t.Errorf("%v during the contest", got)
 	}
-	if got := c.Wait(c.last.Add(time.Hour)); got != 0 {
+	if got := c.Wait(c.last.Add(time.Hour)); got != 0 || c.On(c.last.Add(time.Hour)) || !c.On(c.last.Add(time.Minute)) {
 		t.Errorf("%v after an hour", got)
 	}
 }

@@ -6,7 +6,6 @@
 package restore
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,22 +15,12 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
 	"github.com/podlace/podlace/pkg/kernel"
-	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/portmap"
 )
 
 // All restores what is missing of all attachments: first the rules that protect pods and node. It waits for the locks of running plugins.
-// An error does not stop the rest. It changes nothing if the process cannot see the pods' namespaces, because all pods would look dead.
+// An error does not stop the rest.
 func All(log *slog.Logger) error {
-	records, _, err := attachment.Scan()
-	if err != nil {
-		return err
-	}
-	for _, rec := range records {
-		if !plugin.NetnsVisible(rec.Netns) {
-			return fmt.Errorf("nothing is restored: this container does not see the namespace %s of %s", rec.Netns, cmp.Or(rec.Pod, rec.ContainerID))
-		}
-	}
 	host, err := kernel.Host()
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ type Look struct {
 // Watch calls All at the start, after each removal that the kernel reports, after errors, and in any case once in lookEvery. It logs what
 // was restored and calls report after each comparison, until ctx ends.
 func Watch(ctx context.Context, log *slog.Logger, report func(Look)) error {
-	removals, err := kernel.Removals(ctx, concernsPods)
+	removals, err := kernel.Removals(ctx, concernsPods, isOwn)
 	if err != nil {
 		return err
 	}
@@ -79,20 +79,16 @@ func (w *watcher) look(why kernel.Removal) {
 	began := time.Now()
 	err := w.all(slog.New(&done))
 	now := time.Now()
-	fight := len(done) > 0 && w.contest.NoteRepair(now)
-	contested := w.contest.Wait(now) > 0
 	switch {
-	case !contested:
+	case len(done) > 0 && w.contest.NoteRepair(now):
+		w.removed = why.String()
+		w.log.Warn("another program keeps removing what pods need: it is restored more and more slowly, at least once in 30 s, without further "+
+			"messages, until that program is stopped", "removed", w.removed)
+	case !w.contest.On(now):
 		w.removed = ""
-	case fight:
-		w.removed = strings.TrimSuffix(why.What+" by "+why.By, " by ")
 	}
-	switch {
-	case fight:
-		w.log.Warn("another program keeps removing what pods need: it is restored at most once in 30 s, without further messages, until that "+
-			"program is stopped", "removed", why.What, "by", why.By)
-	case len(done) > 0 && !contested:
-		w.log.Info("restored what was removed", "removed", why.What, "by", why.By, "found", done.String(), "took", now.Sub(began))
+	if len(done) > 0 && w.removed == "" {
+		w.log.Info("restored what was removed", "removed", why, "found", done.String(), "took", now.Sub(began))
 	}
 	failure := ""
 	if err == nil {
@@ -110,7 +106,8 @@ func (w *watcher) look(why kernel.Removal) {
 // wait returns the removal for which to compare next; the last comparison began at began. ok is false if ctx has ended.
 func (w *watcher) wait(ctx context.Context, began time.Time) (why kernel.Removal, ok bool) {
 	earliest := began.Add(max(leastPause, idleShare*time.Since(began), w.contest.Wait(time.Now())))
-	due, last := time.After(cmp.Or(w.retry, lookEvery)), time.Time{}
+	due, last := time.After(max(cmp.Or(w.retry, lookEvery), time.Until(earliest))), time.Time{}
+	why = kernel.Removal{What: "what the kernel does not report"}
 	for {
 		select {
 		case <-ctx.Done():
@@ -118,9 +115,6 @@ func (w *watcher) wait(ctx context.Context, began time.Time) (why kernel.Removal
 		case r, open := <-w.removals:
 			if !open {
 				return why, false
-			}
-			if isOwn(r.By) {
-				continue
 			}
 			now := time.Now()
 			if last.IsZero() {

@@ -70,15 +70,13 @@ func (b *bench) expect(t *testing.T, what string, began ...time.Duration) {
 }
 
 // TestPace: a comparison comes after 100 ms of quiet, after a second at the latest, and never within a second of the previous one.
-// Podlace's own deletions cause none.
 func TestPace(t *testing.T) {
 	const s, ms = time.Second, time.Millisecond
 	run(t, func() error { return errNothing }, func(b *bench) {
 		b.expect(t, "start", 0) // until 4 s
 		b.removals <- kernel.Removal{What: "rules", By: "nft"}
 		b.expect(t, "one removal", 4*s+100*ms)
-		b.removals <- kernel.Removal{What: "rules", By: "podlace-pod"}
-		b.expect(t, "a DEL") // until 8 s
+		b.expect(t, "nothing") // until 8 s
 		for range 30 {
 			b.removals <- kernel.Removal{What: "a route"}
 			time.Sleep(50 * ms)
@@ -105,7 +103,7 @@ func TestFight(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		log := b.log.String()
-		if strings.Count(log, "keeps removing") != 1 || !strings.Contains(log, "by=nft") || strings.Count(log, "\n") > FreeRepairs+1 {
+		if strings.Count(log, "keeps removing") != 1 || !strings.Contains(log, `removed="rules in table podlace_guard by nft"`) || strings.Count(log, "\n") > FreeRepairs+1 {
 			t.Errorf("log:\n%s", log)
 		}
 		if n := len(b.began); n < 20 || n > 40 {
@@ -115,6 +113,49 @@ func TestFight(t *testing.T) {
 			t.Errorf("%+v", last)
 		}
 	})
+}
+
+// TestSlowFight: a program that removes rules every few minutes is contested, too, but its removals are restored without a delay. After ten
+// minutes of quiet it is forgotten.
+func TestSlowFight(t *testing.T) {
+	found := func() error { return nil }
+	run(t, func() error { return found() }, func(b *bench) {
+		b.looks = nil
+		for range 2 * FreeRepairs {
+			time.Sleep(3 * time.Minute)
+			before := len(b.began)
+			b.removals <- kernel.Removal{What: "link cni0"}
+			time.Sleep(quiet + 50*time.Millisecond)
+			if len(b.began) != before+1 {
+				t.Errorf("not restored after %v", quiet)
+			}
+		}
+		log := b.log.String()
+		if last := b.looks[len(b.looks)-1]; last.Contested != "link cni0" || strings.Count(log, "keeps removing") != 1 {
+			t.Errorf("%+v, log:\n%s", last, log)
+		}
+		found = func() error { return errNothing }
+		time.Sleep(2 * lookEvery)
+		if last := b.looks[len(b.looks)-1]; last.Contested != "" {
+			t.Errorf("%+v", last)
+		}
+	})
+}
+
+// TestConcerns: the watcher hears of Podlace's tables and of the iptables chains that may be Podlace's, and not of its own programs.
+func TestConcerns(t *testing.T) {
+	for place, want := range map[[2]string]bool{{"podlace_guard", "x"}: true, {"podlace_hostport", ""}: true, {"nat", "CNI-1"}: true,
+		{"nat", ""}: true, {"nat", "KUBE-SVC"}: false, {"filter", "FORWARD"}: false, {"kube-proxy", "services"}: false} {
+		if got := concernsPods(place[0], place[1]); got != want {
+			t.Errorf("%v: %t", place, got)
+		}
+	}
+	for program, want := range map[string]bool{"bridge": true, "portmap": true, "podlace-pod": true, "podlace": true, "podlace-node": true,
+		"nft": false, "": false} {
+		if got := isOwn(program); got != want {
+			t.Errorf("%q: %t", program, got)
+		}
+	}
 }
 
 // TestFailure: an error is logged once, and the comparison repeated with growing delays.

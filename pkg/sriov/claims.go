@@ -18,7 +18,7 @@ import (
 
 // Gone reports whether the attachment's network namespace no longer exists. It returns false if this process cannot see the folder of
 // namespaces, as in a container without a mount of it.
-func (h Holding) Gone() bool { return plugin.NetnsGone(h.Netns) && plugin.NetnsVisible(h.Netns) }
+func (h Holding) Gone() bool { return plugin.NetnsEnded(h.Netns) }
 
 // stillPrepared returns an error unless the claim of a VF is prepared. The caller holds the VF's lock, and the VF remains usable as
 // long as it does: unprepare first changes the claim record and then waits for that lock. It also reads formerMAC from the record.

@@ -123,7 +123,7 @@ func (n *node) rules() (found []Finding) {
 		found = append(found, Finding{Code: "rules-missing", What: "the kernel lacks " + strings.Join(lost, ", "),
 			Consequence: "pods have no gateway, no masquerade, no forwarding or no protection from one another"})
 	}
-	if !portmap.Intact(n.host) {
+	if !portmap.Intact(n.host) || !portmap.IPTablesIntact() {
 		found = append(found, Finding{Code: "rules-missing", What: "rules of the plugin portmap are missing",
 			Consequence: "hostPorts do not answer"})
 	}
