@@ -4,6 +4,7 @@ package bridge
 
 import (
 	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -116,5 +117,47 @@ func TestRestoreKeepsVLANsApart(t *testing.T) {
 	err := restorePort(nil, kernel.Link{Name: "btmix", Kind: "bridge"}, kernel.Link{Name: "port0"}, state{VLANs: VLANs{ID: 7}})
 	if plugin.Code(err) != plugin.CodeDevice {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestRestoreShared: Restore creates the bridge of two networks as it was, and attaches VLANs' gateways again. A bridge that another program
+// created and left down learns no addresses from pods once it is up.
+func TestRestoreShared(t *testing.T) {
+	for name, keys := range map[string][]any{"plain": nil, "VLAN": {"vlan", 100, "ipMasq", false}} {
+		t.Run(name, func(t *testing.T) {
+			l := bareLab(t, append([]any{"name", "zzb", "bridge", "btshared"}, keys...)...)
+			if o := l.Call("STATUS", ""); name == "VLAN" && o.Exit != 0 {
+				t.Skip("SKIPPED: the kernel has no VLAN filtering")
+			}
+			t.Cleanup(func() { _ = onHost("btshared", netlink.LinkDel); _ = onHost("btshared.100", netlink.LinkDel) })
+			layer2 := l.other()
+			layer2.Conf = l.Conf.With("name", "zza", "isGateway", false, "ipMasq", false, "vlan", nil, "ipam", object{})
+			b, a := l.add("b"), layer2.add("a")
+			host := l.hostHandle()
+			look := func() string {
+				return l.run(`ip -d -o link show btshared | sed 's/^[0-9]*//; s/[a-z]*_timer *[^ ]*//g; s/fdb_n_learned [0-9]*//'
+					sysctl net.ipv6.conf.btshared.accept_ra net.ipv6.conf.btshared.accept_dad`)
+			}
+			want := look()
+			l.run("ip link del btshared")
+			if err := Restore(host, slog.New(slog.DiscardHandler), attachment.Waiting); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, look()); diff != "" {
+				t.Error(diff)
+			}
+			l.OK(a.check())
+			l.OK(b.check())
+			if name == "VLAN" {
+				return
+			}
+			l.run("ip link del btshared; ip link add btshared type bridge")
+			if err := Restore(host, slog.New(slog.DiscardHandler), attachment.Waiting); err != nil {
+				t.Fatal(err)
+			}
+			if got := look(); !strings.Contains(got, ",UP") || !strings.Contains(got, "accept_ra = 0") {
+				t.Errorf("another program's bridge: %s", got)
+			}
+		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 	"github.com/podlace/podlace/pkg/hostlocal"
+	"github.com/podlace/podlace/pkg/store"
 )
 
 // attach adds a pod to a bridge of the node.
@@ -52,8 +53,12 @@ func TestPodsRestored(t *testing.T) {
 	}
 	folder := filepath.Dir(pod.Path)
 	kerneltest.Must(t, os.Rename(folder, folder+"-hidden"), exec.Command("ip", "link", "set", "restored0", "down").Run())
-	l.await("a problem", func() bool { return l.says("pods", "does not see the namespace") })
-	kerneltest.Must(t, os.Rename(folder+"-hidden", folder))
+	l.awaitMetrics("of a pod whose namespace this container does not see", map[string]float64{"restored_total": 3, "problems": 1})
+	records := filepath.Join(store.Root, "restored")
+	kerneltest.Must(t, os.Rename(folder+"-hidden", folder), os.Rename(records, records+"-lost"),
+		exec.Command("sh", "-c", "ip link add gone0 type ifb && ip link del gone0").Run())
+	l.await("a problem", func() bool { return l.says("pods", "their records below /run/podlace are lost") })
+	kerneltest.Must(t, os.Rename(records+"-lost", records))
 	l.awaitMetrics("in the end", map[string]float64{"restored_total": 3, "problems": 1})
 }
 
