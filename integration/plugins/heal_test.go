@@ -204,7 +204,7 @@ func TestHealFight(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 	}
 	log := l.logged()
-	if strings.Count(log, "another program keeps removing") != 1 || strings.Count(log, "\n") > 8 || !strings.Contains(log, "by=nft") {
+	if strings.Count(log, "another program keeps removing") != 1 || strings.Count(log, "\n") > 8 || !strings.Contains(log, "by nft") {
 		t.Errorf("log:\n%s", log)
 	}
 	want := "podlace_hostport"
