@@ -120,6 +120,25 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
+// RestoreLater writes to the journal of a VF that an ended claim could not restore its former driver, which is not loaded. The daemon,
+// Prepare or the next ADD restores it once the driver is back.
+func RestoreLater(a pci.Address, driver string) error {
+	h, err := lock(a)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	j, ok, err := h.load()
+	if err != nil {
+		return err
+	}
+	if !ok {
+		j = Holding{Format: journalFormat, Address: a, Ended: true}
+	}
+	j.Former.Driver = driver
+	return h.save(j)
+}
+
 // withJournal calls f under the lock of a VF, unless the VF has no journal.
 func withJournal(sysfs string, a pci.Address, log *slog.Logger, f func(*nodeSide, *lockedVF, Holding) error) error {
 	h, err := lockKnown(a)

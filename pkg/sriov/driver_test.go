@@ -146,3 +146,22 @@ func TestDriverUnloaded(t *testing.T) {
 		})
 	}
 }
+
+// TestClaimDriverUnloaded: no pod gets a VF whose claim ended without its former driver, until the next ADD has restored that.
+func TestClaimDriverUnloaded(t *testing.T) {
+	l := newLab(t)
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	l.allocate(vf0)
+	must(t, RestoreLater(address(t, vf0), "mlx9"))
+	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "restore VF 0000:11:02.0: bind 0000:11:02.0 to mlx9: the driver is not loaded")
+	l.OK(l.Call("DEL", "a"))
+	l.OK(l.collectStale())
+	out, err := l.runReset(vf0, false, nil)
+	if want := "VF 0000:11:02.0 has the settings of an ended claim: restore its former settings\n"; err != nil || !strings.HasPrefix(out, want) {
+		t.Errorf("%s, %v", out, err)
+	}
+	must(t, RestoreLater(address(t, vf0), "iavf"))
+	l.add("a")
+	l.del("a")
+	l.isGolden()
+}

@@ -45,7 +45,7 @@ type Holding struct {
 	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
 	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
 	Chained        bool           `json:"chained,omitempty"`
-	Ended          bool           `json:"ended,omitempty"` // no pod has the VF, but its former driver was not loaded
+	Ended          bool           `json:"ended,omitempty"` // no pod has the VF, but its former driver was not loaded; without an owner after a claim
 	Former         formerState    `json:"former"`
 
 	Claim *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
@@ -56,10 +56,13 @@ type Holding struct {
 	Userspace string `json:"userspace,omitempty"`
 }
 
-// ownerText returns the pod or the container that has or had the VF.
+// ownerText returns the pod, the container or the claim that has or had the VF.
 func (j Holding) ownerText() string {
-	if j.Pod != "" {
+	switch {
+	case j.Pod != "":
 		return "pod " + j.Pod
+	case j.Owner.ContainerID == "":
+		return "an ended claim"
 	}
 	return "container " + j.Owner.ContainerID
 }
@@ -148,14 +151,14 @@ func parseJournal(data []byte, a pci.Address) (j Holding, err error) {
 		return Holding{}, fmt.Errorf("format %d: want %d", j.Format, journalFormat)
 	case j.Address != a:
 		return Holding{}, fmt.Errorf("it belongs to VF %q", j.Address)
-	case j.Owner.Network == "" || j.Owner.ContainerID == "" || !filepath.IsAbs(j.Netns):
+	case !j.Ended && (j.Owner.Network == "" || j.Owner.ContainerID == "" || !filepath.IsAbs(j.Netns)):
 		return Holding{}, errors.New("the owner is missing")
 	case j.Info != "" && !filepath.IsAbs(j.Info):
 		return Holding{}, fmt.Errorf("info %q: want an absolute path", j.Info)
 	case f.MTU < 0 || f.Name != "" && len(f.MAC) == 0:
 		return Holding{}, fmt.Errorf("invalid mtu %d or mac %q", f.MTU, f.MAC)
 	}
-	if err := plugin.ValidIfName(j.Name); err != nil {
+	if err := plugin.ValidIfName(j.Name); err != nil && !j.Ended {
 		return Holding{}, fmt.Errorf("name %q: %w", j.Name, err)
 	}
 	if f.Name != "" {

@@ -3,6 +3,9 @@
 package dra
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +20,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/pool"
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/sriov"
 )
 
 // TestFailureClockJump sets the clock back by one day. A taint keeps its time and a claim record stays although both are in the future,
@@ -139,5 +143,44 @@ func TestDriverLost(t *testing.T) {
 	r, err := claim.Read(l.options.Claims, "c-1")
 	if diff := cmp.Diff(before, r); diff != "" || err != nil || l.driverOf(vf0) != "vfio-pci" {
 		t.Errorf("driver %s, %v\n%s", l.driverOf(vf0), err, diff)
+	}
+}
+
+// TestDriverUnloaded: a claim can be unprepared although the former driver of its VF is not loaded any more. No claim gets the VF until
+// the driver is back and the daemon or the next Prepare has restored it.
+func TestDriverUnloaded(t *testing.T) {
+	l := newDRALab(t)
+	pcitest.Kernel{}.Start(t, l.sysfs)
+	driver := filepath.Join(l.sysfs, "bus/pci/drivers/iavf")
+	next := newClaim("c-2", "next", deviceResult("a", vf0))
+	for name, finish := range map[string]func() error{
+		"daemon": func() error { return sriov.RestoreOrphans(l.sysfs, l.options.Log) },
+		"Prepare": func() error {
+			_, err := l.prepare(t.Context(), next)
+			return errors.Join(err, l.unprepare(t.Context(), "c-2"))
+		},
+	} {
+		p := l.planFor(t, "c-1", vf0)
+		p.devices[0].driver, p.devices[0].restores = "vfio-pci", true
+		must(t, l.reserve(t.Context(), &p, nil), os.Rename(driver, driver+".unloaded"), l.unprepare(t.Context(), "c-1"))
+		for what, err := range map[string]error{
+			"the daemon": sriov.RestoreOrphans(l.sysfs, l.options.Log),
+			"Prepare":    func() error { _, err := l.prepare(t.Context(), next); return err }(),
+		} {
+			if err == nil || !strings.Contains(err.Error(), "restore VF "+vf0+": bind "+vf0+" to iavf: the driver is not loaded") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		held, err := sriov.Holdings()
+		if err != nil || len(held) != 1 || !held[0].Ended || l.driverOf(vf0) != "vfio-pci" || l.fileNames(l.options.Claims) != "" {
+			t.Errorf("%+v, %v, driver %s, records %s", held, err, l.driverOf(vf0), l.fileNames(l.options.Claims))
+		}
+		must(t, os.Rename(driver+".unloaded", driver), finish())
+		if held, err := sriov.Holdings(); err != nil || len(held) > 0 || l.driverOf(vf0) != "iavf" {
+			t.Errorf("%s: %+v, %v, driver %s", name, held, err, l.driverOf(vf0))
+		}
+	}
+	if got := strings.Count(l.log.String(), "the VF cannot be used until its former driver is loaded"); got != 2 {
+		t.Errorf("%d warnings: %s", got, l.log.String())
 	}
 }
