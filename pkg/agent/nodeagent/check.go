@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
 	"github.com/podlace/podlace/pkg/agent/netcheck"
@@ -44,7 +45,11 @@ func (c *command) newCheck() *cobra.Command {
 			if k.serve {
 				return netcheck.Serve(cmd.Context(), fmt.Sprintf(":%d", checkPort), k.node)
 			}
-			cluster, err := k.cluster(cmd.Context())
+			api, err := client("", "", newConnections())
+			if err != nil {
+				return err
+			}
+			cluster, err := k.cluster(cmd.Context(), api)
 			if err != nil {
 				return err
 			}
@@ -63,7 +68,7 @@ func (c *command) newCheck() *cobra.Command {
 }
 
 // cluster reads what is to be tested from the API server, once the servers of all nodes are ready or checkWait has passed.
-func (k check) cluster(ctx context.Context) (c netcheck.Cluster, err error) {
+func (k check) cluster(ctx context.Context, api rest.Interface) (c netcheck.Cluster, err error) {
 	c = netcheck.Cluster{Node: k.node, Name: checkService, Port: checkPort, HostPort: k.hostPort, Patience: 10 * time.Second}
 	for _, text := range k.outside {
 		at, err := netip.ParseAddrPort(text)
@@ -72,53 +77,44 @@ func (k check) cluster(ctx context.Context) (c netcheck.Cluster, err error) {
 		}
 		c.Outside = append(c.Outside, at)
 	}
-	api, err := client("", "", newConnections())
-	if err != nil {
-		return c, err
-	}
-	for end := time.Now().Add(checkWait); ; time.Sleep(time.Second) {
-		c.Servers, err = k.servers(ctx, api)
+	_ = wait.PollUntilContextTimeout(ctx, time.Second, checkWait, true, func(context.Context) (ready bool, _ error) {
+		c.Servers, c.Nodes, err = k.servers(ctx, api)
 		waits := slices.ContainsFunc(c.Servers, func(s netcheck.Server) bool { return s.NotReady })
-		if err == nil && len(c.Servers) > 0 && !waits || time.Now().After(end) {
-			break
-		}
-	}
+		return err == nil && c.Nodes > 0 && len(c.Servers) >= c.Nodes && !waits, nil
+	})
 	var service struct {
-		Spec struct {
-			ClusterIPs []netip.Addr `json:"clusterIPs"`
-		} `json:"spec"`
+		Spec struct{ ClusterIPs []netip.Addr }
 	}
 	if err == nil {
-		err = k.get(ctx, api, "services/"+checkService, &service)
+		err = k.get(ctx, api, "/api/v1", "services/"+checkService, &service)
 	}
 	c.Service = service.Spec.ClusterIPs
 	switch {
 	case err != nil:
-		err = fmt.Errorf("read the pods and Services of namespace %q: %w", k.namespace, err)
+		err = fmt.Errorf("read the pods, the DaemonSet and the Service of namespace %q: %w", k.namespace, err)
 	case len(c.Servers) == 0:
 		err = errors.New("no server: apply conf/cluster/check.yaml as a whole")
 	}
 	return c, err
 }
 
-// servers returns the pods of the DaemonSet.
-func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck.Server, err error) {
-	type ip struct {
-		IP netip.Addr `json:"ip"`
-	}
+// servers returns the pods of the DaemonSet, and how many nodes should have one or 0 if that is not known yet.
+func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck.Server, nodes int, err error) {
+	type ip struct{ IP netip.Addr }
 	var pods struct {
 		Items []struct {
-			Spec struct {
-				NodeName string `json:"nodeName"`
-			} `json:"spec"`
+			Spec   struct{ NodeName string }
 			Status struct {
-				HostIPs    []ip `json:"hostIPs"`
-				PodIPs     []ip `json:"podIPs"`
-				Conditions []struct{ Type, Status string }
-			} `json:"status"`
-		} `json:"items"`
+				HostIPs, PodIPs []ip
+				Conditions      []struct{ Type, Status string }
+			}
+		}
 	}
-	err = k.get(ctx, api, "pods?labelSelector="+checkLabel, &pods)
+	var set struct {
+		Status struct{ DesiredNumberScheduled int }
+	}
+	err = errors.Join(k.get(ctx, api, "/api/v1", "pods?labelSelector="+checkLabel, &pods),
+		k.get(ctx, api, "/apis/apps/v1", "daemonsets/"+checkService, &set))
 	for _, p := range pods.Items {
 		s := netcheck.Server{Node: p.Spec.NodeName, NotReady: true}
 		for _, a := range p.Status.PodIPs {
@@ -132,12 +128,12 @@ func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck
 		}
 		list = append(list, s)
 	}
-	return list, err
+	return list, set.Status.DesiredNumberScheduled, err
 }
 
 // get reads an object of the namespace.
-func (k check) get(ctx context.Context, api rest.Interface, path string, into any) error {
-	request := api.Get().RequestURI("/api/v1/namespaces/"+k.namespace+"/"+path).SetHeader("Accept", "application/json")
+func (k check) get(ctx context.Context, api rest.Interface, version, path string, into any) error {
+	request := api.Get().RequestURI(version+"/namespaces/"+k.namespace+"/"+path).SetHeader("Accept", "application/json")
 	data, err := request.Do(ctx).Raw()
 	if err == nil {
 		err = json.Unmarshal(data, into)
