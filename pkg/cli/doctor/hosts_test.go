@@ -149,7 +149,7 @@ func TestReloadUnit(t *testing.T) {
 	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "| "+enable) {
 		t.Errorf("package: %q", found)
 	}
-	l.run("podlace-node")
+	l.write("proc/8/comm", "podlace-node\n")
 	if found := l.problems("firewall-reload"); len(found) != 0 {
 		t.Errorf("podlace-node restores the rules: %q", found)
 	}
