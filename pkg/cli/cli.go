@@ -146,7 +146,7 @@ func inContainer(cmd *cobra.Command) error {
 	switch {
 	case slices.Contains(nodeCommands(), cmd.Name()) && doctor.InContainer(doctor.Options{}, doctor.Agent, doctor.DevicePlugin):
 		return fmt.Errorf("%s: %s", doctor.Unseen, onNode)
-	case cmd.Parent().Name() == "sriov" && doctor.InContainer(doctor.Options{}, doctor.Agent):
+	case strings.HasPrefix(cmd.CommandPath(), "podlace sriov ") && doctor.InContainer(doctor.Options{}, doctor.Agent):
 		return fmt.Errorf("%s: run it in a pod of sriov-device-plugin, or %s", doctor.Unseen, onNode)
 	}
 	return nil
@@ -170,10 +170,7 @@ func Command() *cobra.Command {
 					err = fmt.Errorf(`--%s "": want a value`, f.Name)
 				}
 			})
-			if err != nil || cmd.Parent() == nil {
-				return err
-			}
-			if err := inContainer(cmd); err != nil || cmd.Parent() != cmd.Root() {
+			if err = cmp.Or(err, inContainer(cmd)); err != nil || cmd.Parent() != cmd.Root() {
 				return err
 			}
 			if slices.Contains(rootCommands(), cmd.Name()) {
