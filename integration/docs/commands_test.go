@@ -95,7 +95,7 @@ func runnableLine(line, folder string) string {
 		// BIN is the folder of binaries that are already built.
 		return `make install VERSION="$(podlace version | sed -n 's/^podlace //p')" BIN=` + bin + " DESTDIR=" + folder + strings.TrimPrefix(line,
 			"make install")
-	case strings.HasPrefix(line, "make "):
+	case strings.HasPrefix(line, "make "), strings.HasPrefix(line, "systemctl "): // which would change the machine's own units
 		return ""
 	case strings.HasPrefix(line, "podlace gc"), strings.HasPrefix(line, "podlace ls --network"):
 		// With --help, a command only checks its flags. Other tests run the same commands without it.

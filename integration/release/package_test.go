@@ -3,6 +3,7 @@
 package release
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -84,13 +85,48 @@ func TestPackageFiles(t *testing.T) {
 	}
 }
 
-// dpkg installs the package into a root folder. Each unit starts an installed program, and a purge leaves no file.
+// The rpm has the same scripts as the deb, which TestDebInstalls runs.
+func TestRPMScripts(t *testing.T) {
+	needs(t, "rpm")
+	rpm := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*amd64.rpm"))[0]
+	got := run(t, "", "rpm", "-qp", "--scripts", "--dbpath", t.TempDir(), rpm)
+	for _, name := range []string{"postinstall", "preremove"} {
+		text, err := os.ReadFile("../../scripts/package/" + name + ".sh")
+		if err != nil || !strings.Contains(got, strings.TrimSpace(string(text))) {
+			t.Errorf("%s.sh is missing: %v\n%s", name, err, got)
+		}
+	}
+}
+
+// fakeSystemctl puts a program in place of systemctl, for a root folder in which systemd seems to run. It returns what reads its calls.
+func fakeSystemctl(t *testing.T, root string) (calls func() string) {
+	t.Helper()
+	bin := t.TempDir()
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	text := "#!/bin/sh\necho \"$*\" >>" + bin + "/calls\n"
+	if err := errors.Join(os.WriteFile(bin+"/systemctl", []byte(text), 0o755), os.MkdirAll(root+"/run/systemd/system", 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return func() string {
+		t.Helper()
+		text, err := os.ReadFile(bin + "/calls")
+		if err := errors.Join(err, os.Remove(bin+"/calls")); err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
+}
+
+// dpkg installs the package into a root folder. Each unit starts an installed program, installing restarts daemons that run, and a purge
+// stops them and leaves no file.
 func TestDebInstalls(t *testing.T) {
 	needs(t, "dpkg")
 	deb, root := glob(t, filepath.Join(folderFrom(t, "RELEASE"), "*amd64.deb"))[0], t.TempDir()
 	dpkg := func(args ...string) string {
-		return run(t, "", append([]string{"dpkg", "--root=" + root, "--force-not-root", "--force-depends", "--log=/dev/null"}, args...)...)
+		return run(t, "", append([]string{"dpkg", "--root=" + root, "--force-not-root", "--force-depends", "--force-script-chrootless",
+			"--log=/dev/null"}, args...)...)
 	}
+	calls := fakeSystemctl(t, root)
 	for _, dir := range []string{"info", "updates", "triggers"} {
 		if err := os.MkdirAll(filepath.Join(root, "var/lib/dpkg", dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -101,7 +137,12 @@ func TestDebInstalls(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dpkg("--install", deb)
+	for _, how := range []string{"new", "upgrade"} {
+		dpkg("--install", deb)
+		if got := calls(); got != "daemon-reload\ntry-restart podlace-reload.service podlace-node.service\n" {
+			t.Errorf("%s: %s", how, got)
+		}
+	}
 	for _, unit := range glob(t, root+"/usr/lib/systemd/system/*.service") {
 		text, err := os.ReadFile(unit)
 		if err != nil {
@@ -114,8 +155,11 @@ func TestDebInstalls(t *testing.T) {
 		}
 	}
 	dpkg("--purge", "podlace")
+	if got := calls(); got != "disable --now podlace-reload.service podlace-node.service podlace-gc.timer sriov-device-plugin.service\n" {
+		t.Errorf("purge: %s", got)
+	}
 	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		if err == nil && !strings.HasPrefix(path, root+"/var") && path != root {
+		if err == nil && !strings.HasPrefix(path, root+"/var") && !strings.HasPrefix(root+"/run/systemd/system", path) {
 			t.Errorf("the purge left %s", strings.TrimPrefix(path, root))
 		}
 		return err

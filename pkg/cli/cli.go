@@ -138,8 +138,19 @@ func rootCommands() []string {
 // onNode is where a command runs that cannot run in the container of podlace-node.
 const onNode = "run podlace on the node, or make the manifest with the component debug"
 
-// nodeCommands returns the commands that cannot run in the container of podlace-node.
+// nodeCommands returns the commands that cannot run in a container of Podlace.
 func nodeCommands() []string { return []string{"canary", "gc", "rollback", "support-bundle", "trace"} }
+
+// inContainer returns an error if a command cannot run in the container that this process runs in. sriov can in that of sriov-device-plugin.
+func inContainer(cmd *cobra.Command) error {
+	switch {
+	case slices.Contains(nodeCommands(), cmd.Name()) && doctor.InContainer(doctor.Options{}, doctor.Agent, doctor.DevicePlugin):
+		return fmt.Errorf("%s: %s", doctor.Unseen, onNode)
+	case strings.HasPrefix(cmd.CommandPath(), "podlace sriov ") && doctor.InContainer(doctor.Options{}, doctor.Agent):
+		return fmt.Errorf("%s: run it in a pod of sriov-device-plugin, or %s", doctor.Unseen, onNode)
+	}
+	return nil
+}
 
 // Command returns the root command, from which the documents' reference is generated.
 func Command() *cobra.Command {
@@ -159,11 +170,8 @@ func Command() *cobra.Command {
 					err = fmt.Errorf(`--%s "": want a value`, f.Name)
 				}
 			})
-			if err != nil || cmd.Parent() != cmd.Root() {
+			if err = cmp.Or(err, inContainer(cmd)); err != nil || cmd.Parent() != cmd.Root() {
 				return err
-			}
-			if slices.Contains(nodeCommands(), cmd.Name()) && doctor.InContainer(doctor.Options{}) {
-				return fmt.Errorf("%s: %s", doctor.Unseen, onNode)
 			}
 			if slices.Contains(rootCommands(), cmd.Name()) {
 				return needRoot()

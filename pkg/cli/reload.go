@@ -23,10 +23,11 @@ rules that protect pods and node, then masquerade and hostPorts. The command als
 restores limits, bridges with their ports and addresses, and forwarding. It reads
 the records under /run/podlace and leaves what is in place.
 
---watch stays and does so whenever another program removes something of this.
+--watch keeps running and restores at once what other programs remove. It retries
+what could not be restored, and exits with 0 when it is stopped.
 
-The exit status is 0 if all of this is in place, and 2 if something could not be
-restored.`
+Otherwise the exit status is 0 if all of this is in place, and 2 if something could
+not be restored.`
 
 func newReload() *cobra.Command {
 	watch := false
@@ -43,7 +44,7 @@ func newReload() *cobra.Command {
 			return reload(cmd.OutOrStdout(), stderr)
 		},
 	}
-	cmd.Flags().BoolVar(&watch, "watch", false, "stay, and restore what other programs remove as soon as they do")
+	cmd.Flags().BoolVar(&watch, "watch", false, "keep running, and restore at once what other programs remove")
 	return cmd
 }
 

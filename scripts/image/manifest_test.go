@@ -165,6 +165,7 @@ func TestComponents(t *testing.T) {
 	noroutes := func(o *manifestObjects) {
 		o.config.Data["config.json"] = read(t, "components/noroutes/config.json")
 		o.agent.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add = nil
+		withoutHealing(o)
 	}
 	debug := func(o *manifestObjects) {
 		o.agent.Spec.Template.Spec.HostPID = true
@@ -175,7 +176,10 @@ func TestComponents(t *testing.T) {
 		c.SecurityContext.Capabilities = &core.Capabilities{Add: []core.Capability{"ALL"}}
 		c.SecurityContext.SeccompProfile.Type = core.SeccompProfileTypeUnconfined
 	}
-	noconfig := func(o *manifestObjects) { o.config.Data["config.json"] = read(t, "components/noroutes/config.json") }
+	noconfig := func(o *manifestObjects) {
+		o.config.Data["config.json"] = read(t, "components/noroutes/config.json")
+		withoutHealing(o)
+	}
 	cases := map[string][]func(*manifestObjects){
 		"debug": {debug}, "noroutes debug": {noconfig, debug},
 		"noroutes": {noroutes}, "noroutes k3s": append([]func(*manifestObjects){noroutes}, k3s...),
@@ -202,6 +206,15 @@ func TestComponents(t *testing.T) {
 			}
 		})
 	}
+}
+
+// withoutHealing drops what the agent needs only to restore the network of pods.
+func withoutHealing(o *manifestObjects) {
+	o.role.Rules = o.role.Rules[:1]
+	spec := &o.agent.Spec.Template.Spec
+	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v core.Volume) bool { return v.Name == "sysctls" })
+	c := &spec.Containers[0]
+	c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m core.VolumeMount) bool { return m.Name == "sysctls" })
 }
 
 // differences compares two manifests without the order of volumes, which patches change.

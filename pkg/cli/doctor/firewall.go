@@ -174,9 +174,9 @@ func (n *node) firewalld() (found []Finding) {
 // reloadUnit is the systemd unit that restores Podlace's rules as soon as they are removed.
 const reloadUnit = "podlace-reload.service"
 
-// firewallReload reports services that flush Podlace's rules when they start, unless reloadUnit is enabled.
+// firewallReload reports services that flush Podlace's rules when they start, unless reloadUnit is enabled or podlace-node restores them.
 func (n *node) firewallReload() (found []Finding) {
-	if n.enabled(reloadUnit) {
+	if n.enabled(reloadUnit) || n.running["podlace-node"] {
 		return nil
 	}
 	flushes := ""
@@ -204,9 +204,10 @@ func (n *node) usesIPTables() bool {
 	return slices.ContainsFunc(n.ownNetworks(), func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(`"iptables"`)) })
 }
 
-// enableReload returns the command that enables reloadUnit, which the deb and the rpm install, but 'make install' does not.
+// enableReload returns the command that enables reloadUnit, which the deb and the rpm install, but 'make install' does not. The restart also
+// ends a program of an older version; enabling made systemd read the unit again.
 func (n *node) enableReload() string {
-	command := "systemctl enable --now " + reloadUnit
+	const command = "systemctl enable " + reloadUnit + "; systemctl restart " + reloadUnit
 	if n.hasUnit(reloadUnit) {
 		return command
 	}

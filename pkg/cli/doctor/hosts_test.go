@@ -141,13 +141,17 @@ func TestReloadUnit(t *testing.T) {
 		t.Errorf("firewalld leaves the tables of nftables: %q", found)
 	}
 	l.byIPTables()
-	const enable = "systemctl enable --now podlace-reload.service"
+	const enable = "systemctl enable podlace-reload.service; systemctl restart podlace-reload.service"
 	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "/etc/systemd/system/; "+enable) {
 		t.Errorf("make install: %q", found)
 	}
 	l.write("usr/lib/systemd/system/podlace-reload.service", "")
 	if found := l.problems("firewall-reload"); len(found) != 1 || !strings.HasSuffix(found[0], "| "+enable) {
 		t.Errorf("package: %q", found)
+	}
+	l.write("proc/8/comm", "podlace-node\n")
+	if found := l.problems("firewall-reload"); len(found) != 0 {
+		t.Errorf("podlace-node restores the rules: %q", found)
 	}
 }
 
