@@ -120,8 +120,8 @@ func TestRestoreKeepsVLANsApart(t *testing.T) {
 	}
 }
 
-// TestRestoreShared: Restore creates the bridge of two networks as it was, and attaches VLANs' gateways again. A bridge that another program
-// created and left down learns no addresses from pods once it is up.
+// TestRestoreShared: Restore creates the bridge of two networks as it was, and attaches VLANs' gateways again. A bridge that another
+// program created and left down learns no addresses from pods once it is up.
 func TestRestoreShared(t *testing.T) {
 	for name, keys := range map[string][]any{"plain": nil, "VLAN": {"vlan", 100, "ipMasq", false}} {
 		t.Run(name, func(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -116,18 +115,6 @@ func TestDeadRange(t *testing.T) {
 	next.OK(next.Call("DEL", "old", "CNI_NETNS", ""))
 	next.OK(next.Call("CHECK", "next", ask(2016)...))
 	next.OK(next.Call("DEL", "next"))
-}
-
-// Restore restores the ports of a pod whose namespace a container with few of the node's files does not see.
-func TestHiddenNamespace(t *testing.T) {
-	l := newLab(t)
-	l.OK(l.Call("ADD", "a"))
-	folder := filepath.Dir(l.Pod.Path)
-	kerneltest.Must(t, os.Rename(folder, folder+"-hidden"), kerneltest.FlushNFT())
-	err := Restore(openHost(t), slog.New(slog.DiscardHandler))
-	kerneltest.Must(t, os.Rename(folder+"-hidden", folder), err)
-	l.OK(l.Call("CHECK", "a"))
-	l.OK(l.Call("DEL", "a"))
 }
 
 // Without a record, a live pod keeps its ports, while those of a dead pod go at the next GC or when another pod requests them.

@@ -103,7 +103,8 @@ func TestFight(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		log := b.log.String()
-		if strings.Count(log, "keeps removing") != 1 || !strings.Contains(log, `removed="rules in table podlace_guard by nft"`) || strings.Count(log, "\n") > FreeRepairs+1 {
+		if strings.Count(log, "keeps removing") != 1 || !strings.Contains(log, `removed="rules in table podlace_guard by nft"`) ||
+			strings.Count(log, "\n") > FreeRepairs+1 {
 			t.Errorf("log:\n%s", log)
 		}
 		if n := len(b.began); n < 20 || n > 40 {

@@ -45,7 +45,8 @@ func TestCheckWaits(t *testing.T) {
 	}
 	k := check{namespace: "x"}
 	c, err := k.cluster(t.Context(), api)
-	if err != nil || c.Nodes != 2 || len(c.Servers) != 2 || c.Servers[1].NotReady || len(c.Servers[0].IPs) != 1 || len(c.Servers[0].NodeIPs) != 1 ||
+	if err != nil || c.Nodes != 2 || len(c.Servers) != 2 || c.Servers[1].NotReady || len(c.Servers[0].IPs) != 1 ||
+		len(c.Servers[0].NodeIPs) != 1 ||
 		c.Servers[1].Node != "n2" || len(c.Service) != 1 {
 		t.Errorf("%+v, %v", c, err)
 	}

@@ -47,7 +47,7 @@ func (a *agent) addLook() {
 }
 
 func contestedText(removed string) string {
-	return "another program keeps removing what pods need (" + removed + "); it is restored at most once in 30 s"
+	return "another program keeps removing what pods need (" + removed + "); it is restored more and more slowly"
 }
 
 // announce creates a warning Event of the Node object, which `kubectl describe node` shows.
