@@ -126,7 +126,9 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	}()
 	a.watchFiles(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { a.watchPods(ctx, api) })
+	if c.Routes { // otherwise the agent has no CAP_NET_ADMIN
+		running.Go(func() { a.watchPods(ctx, api, &running) })
+	}
 	running.Go(func() { a.prober.run(ctx, a.times.probe, func() { a.alarm.wake(onLook) }) })
 	done := make(chan struct{})
 	go func() {

@@ -309,6 +309,10 @@ func TestLaterConfig(t *testing.T) {
 	if a.step(because(onFiles)); !told() || l.read("net.d/"+conflistName) != testConflist || !a.ready {
 		t.Errorf("confDir is empty: told %t, conflist %q", told(), l.read("net.d/"+conflistName))
 	}
+	l.put("config/config.json", strings.Replace(before, "{", `{"routes": false, `, 1))
+	if a.step(because(onFiles)); !told() || !a.config.Routes {
+		t.Errorf("routes: told %t, routes %t", told(), a.config.Routes)
+	}
 	l.put("config/config.json", before)
 	if a.step(because(onFiles)); told() || l.node().MTU != 1500 || !a.ready {
 		t.Errorf("the configuration is that of the start: told %t, MTU %d", told(), l.node().MTU)

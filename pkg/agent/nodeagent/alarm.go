@@ -19,12 +19,13 @@ const (
 	onKernel cause = "kernel"
 	onFiles  cause = "files"
 	onPeriod cause = "periodic"
-	onLook   cause = "look" // periodic look at files only
+	onLook   cause = "look" // at files only: periodically, and for a new status of pods or probes
 )
 
 // times holds the intervals that are shorter in tests.
 type times struct {
 	probe          time.Duration // between rounds of probes
+	announce       time.Duration // limit of the request that creates an Event
 	poll           time.Duration // at files, in case an event was lost
 	firstFileDelay time.Duration // how long failing routes may delay the first node.json
 	trustDelay     time.Duration // how long a suspicious list must persist before routes are deleted
@@ -32,8 +33,8 @@ type times struct {
 }
 
 func usualTimes() times {
-	return times{probe: 30 * time.Second, poll: time.Minute, firstFileDelay: 30 * time.Second, trustDelay: time.Minute,
-		conflictPause: 10 * time.Second}
+	return times{probe: 30 * time.Second, announce: 5 * time.Second, poll: time.Minute, firstFileDelay: 30 * time.Second,
+		trustDelay: time.Minute, conflictPause: 10 * time.Second}
 }
 
 const (

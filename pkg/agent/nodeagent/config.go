@@ -116,8 +116,8 @@ func (a *agent) reload() (changed bool) {
 	if news {
 		a.log.Info("the configuration has changed", "file", a.Config)
 	}
-	if c.APIServer != a.config.APIServer || c.BinDir != a.config.BinDir || c.ConfDir != a.config.ConfDir {
-		later := errors.New("apiServer, binDir and confDir take effect at the next start of podlace-node")
+	if c.Routes != a.config.Routes || c.APIServer != a.config.APIServer || c.BinDir != a.config.BinDir || c.ConfDir != a.config.ConfDir {
+		later := errors.New("routes, apiServer, binDir and confDir take effect at the next start of podlace-node")
 		if news {
 			a.log.Warn(later.Error(), "file", a.Config)
 		}
@@ -125,7 +125,7 @@ func (a *agent) reload() (changed bool) {
 		if c.ConfDir == "" { // without confDir no conflist is read
 			c.conflist, c.findings = a.config.conflist, a.config.findings
 		}
-		c.APIServer, c.BinDir, c.ConfDir = a.config.APIServer, a.config.BinDir, a.config.ConfDir
+		c.Routes, c.APIServer, c.BinDir, c.ConfDir = a.config.Routes, a.config.APIServer, a.config.BinDir, a.config.ConfDir
 	}
 	changed = !c.equal(a.config)
 	a.config = c

@@ -42,6 +42,7 @@ type fakeAPI struct {
 	Cut      int  // number of lists that are truncated in the middle
 	Refuse   int  // status of every answer; 0: no error
 	GoneOnce bool // the next watch ends with 410
+	Mute     bool // requests for Events get no answer
 }
 
 func newFakeAPI(t testing.TB) *fakeAPI {
@@ -176,6 +177,11 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if _, _, err := codec(r).Serializer.Decode(body, nil, &e); err == nil {
 			f.events = append(f.events, e)
+		}
+		if f.Mute {
+			f.mu.Unlock()
+			<-r.Context().Done()
+			return
 		}
 		refuse = http.StatusCreated
 	} else if r.URL.Path != "/api/v1/nodes" || r.Method != http.MethodGet {

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,11 +17,8 @@ import (
 	"github.com/podlace/podlace/pkg/restore"
 )
 
-// watchPods restores what other programs remove from the pods' network, until ctx is done.
-func (a *agent) watchPods(ctx context.Context, api rest.Interface) {
-	if !a.config.Routes { // the agent has no CAP_NET_ADMIN
-		return
-	}
+// watchPods restores what other programs remove from the pods' network, until ctx is done. It adds requests to the API server to running.
+func (a *agent) watchPods(ctx context.Context, api rest.Interface, running *sync.WaitGroup) {
 	err := restore.Watch(ctx, a.log, func(now restore.Look) {
 		a.metrics.restored.Add(float64(now.Restored))
 		before := a.look.Swap(&now)
@@ -28,11 +27,12 @@ func (a *agent) watchPods(ctx context.Context, api rest.Interface) {
 			a.alarm.wake(onLook)
 		}
 		if now.Contested != "" && before.Contested == "" {
-			a.announce(ctx, api, contestedText(now.Contested))
+			running.Go(func() { a.announce(ctx, api, contestedText(now.Contested)) })
 		}
 	})
 	if err != nil {
-		a.log.Error("what other programs remove from pods is not restored", "error", err)
+		a.look.Store(&restore.Look{Err: fmt.Errorf("what other programs remove is not restored until podlace-node restarts: %w", err)})
+		a.alarm.wake(onLook)
 	}
 }
 
@@ -56,6 +56,8 @@ func contestedText(removed string) string {
 
 // announce creates a warning Event of the Node object, which `kubectl describe node` shows.
 func (a *agent) announce(ctx context.Context, api rest.Interface, message string) {
+	ctx, cancel := context.WithTimeout(ctx, a.times.announce)
+	defer cancel()
 	now, node := metav1.Now(), corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: a.Node}
 	a.nodes.mu.Lock()
 	node.UID = types.UID(a.nodes.byName[a.Node].UID)

@@ -8,10 +8,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -81,4 +83,40 @@ func TestPodsContested(t *testing.T) {
 		e.Type != corev1.EventTypeWarning || !strings.Contains(e.Message, "podlace_") {
 		t.Errorf("%+v", l.api.events)
 	}
+}
+
+// TestPodsMute: an API server that does not answer keeps no rule from being restored, and the request for the Event ends.
+func TestPodsMute(t *testing.T) {
+	l := newLab(t)
+	l.HTTP, l.times.announce, l.api.Mute = "unix:"+l.dir+"/http", time.Hour, true
+	l.attach()
+	l.ready()
+	restored := func() float64 { _, series := l.scrape(); return series["restored_total"] }
+	l.await("an Event", func() bool {
+		kerneltest.Must(t, kerneltest.FlushNFT())
+		return l.api.countRequests("POST") > 0
+	})
+	before := restored()
+	l.await("a repair", func() bool {
+		kerneltest.Must(t, kerneltest.FlushNFT())
+		return restored() > before
+	})
+	l.stop()
+	api, err := client(l.Kubeconfig, "", newConnections())
+	kerneltest.Must(t, err)
+	a, _ := l.steps()
+	a.times.announce = time.Millisecond
+	a.announce(t.Context(), api, "")
+	if l.log.count("context deadline exceeded") != 1 {
+		t.Error("the time limit is not logged")
+	}
+}
+
+// TestPodsUnwatched: without the right to listen to removals, the status has a problem.
+func TestPodsUnwatched(t *testing.T) {
+	l := newLab(t)
+	cmd := l.agentCommand()
+	without(t, unix.CAP_NET_ADMIN, cmd)
+	l.await("the problem", func() bool { return l.says("pods", "not restored until podlace-node restarts", "listen to nftables") })
+	kerneltest.Must(t, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
 }
