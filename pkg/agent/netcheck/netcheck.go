@@ -24,6 +24,8 @@ const (
 	payload = 64 << 10
 	limit   = 3 * time.Second // of a connection
 	retry   = 100 * time.Millisecond
+	atOnce  = 32 // connections of a cell of the table
+	named   = 8  // failures in a cell
 )
 
 // Serve answers each connection, after its end of input, with the name and a payload. It returns when ctx is done.
@@ -60,6 +62,7 @@ type Server struct {
 type Cluster struct {
 	Node           string // of the client
 	Servers        []Server
+	Nodes          int          // that should have a server
 	Service        []netip.Addr // of all servers
 	Name           string       // that has the addresses of Service
 	Port, HostPort uint16       // of the servers and of Service; of their nodes
@@ -103,6 +106,10 @@ func (c Cluster) Run(ctx context.Context, w io.Writer) (fine bool) {
 			fine = false
 			fmt.Fprintf(w, "the server on %s is not ready: kubectl describe its pod\n", s.Node)
 		}
+	}
+	if missing := c.Nodes - len(c.Servers); missing > 0 {
+		fine = false
+		fmt.Fprintf(w, "%d of %d nodes have no server: kubectl describe the DaemonSet\n", missing, c.Nodes)
 	}
 	return fine
 }
@@ -152,29 +159,35 @@ func (c Cluster) served(node string, addrs []netip.Addr, port uint16) (list []ta
 
 // cell tries the targets of an IP family and returns the cell of the table.
 func (c Cluster) cell(ctx context.Context, p path, is4 bool) string {
-	var tried int
-	var failed []string
-	end := time.Now().Add(c.Patience)
-	for _, t := range p.targets {
-		if t.addr.Is4() != is4 {
-			continue
-		}
-		tried++
-		err := t.try(ctx)
-		for ; err != nil && time.Now().Before(end); err = t.try(ctx) {
-			time.Sleep(retry)
-		}
-		if err != nil {
-			failed = append(failed, cmp.Or(t.node, t.addr.String())+" "+reason(err))
-		}
+	targets := slices.DeleteFunc(slices.Clone(p.targets), func(t target) bool { return t.addr.Is4() != is4 })
+	failed := make([]string, len(targets))
+	end, running, all := time.Now().Add(c.Patience), make(chan struct{}, atOnce), sync.WaitGroup{}
+	for i, t := range targets {
+		running <- struct{}{}
+		all.Go(func() {
+			err := t.try(ctx)
+			for ; err != nil && time.Now().Before(end); err = t.try(ctx) {
+				time.Sleep(retry)
+			}
+			if err != nil {
+				failed[i] = cmp.Or(t.node, t.addr.String()) + " " + reason(err)
+			}
+			<-running
+		})
+	}
+	all.Wait()
+	failed = slices.DeleteFunc(failed, func(text string) bool { return text == "" })
+	n := len(failed)
+	if n > named {
+		failed = append(failed[:named], fmt.Sprintf("%d more", n-named))
 	}
 	switch {
-	case tried == 0:
+	case len(targets) == 0:
 		return "-"
-	case len(failed) > 0:
-		return fmt.Sprintf("FAILS %d of %d: %s", len(failed), tried, strings.Join(failed, "; "))
+	case n > 0:
+		return fmt.Sprintf("FAILS %d of %d: %s", n, len(targets), strings.Join(failed, "; "))
 	}
-	return fmt.Sprintf("ok %d", tried)
+	return fmt.Sprintf("ok %d", len(targets))
 }
 
 // reason returns the last part of an error's text, without the addresses.

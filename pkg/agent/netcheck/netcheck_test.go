@@ -3,11 +3,16 @@
 package netcheck
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -38,7 +43,7 @@ func TestTable(t *testing.T) {
 			_ = conn.Close()
 		}
 	}()
-	c := Cluster{Node: "n1", Name: "localhost", Port: 18080, HostPort: 18081, Patience: 1e9, Service: []netip.Addr{addr("127.0.0.3"), addr("127.0.0.1")},
+	c := Cluster{Node: "n1", Nodes: 7, Name: "localhost", Port: 18080, HostPort: 18081, Patience: 1e9, Service: []netip.Addr{addr("127.0.0.3"), addr("127.0.0.1")},
 		Outside: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.3:18080"), netip.MustParseAddrPort("[::1]:18080")},
 		Servers: []Server{
 			{Node: "n1", IPs: []netip.Addr{addr("127.0.0.2")}, NodeIPs: []netip.Addr{addr("127.0.0.2"), addr("::1")}},
@@ -61,8 +66,40 @@ hostPorts of other nodes     FAILS 2 of 2: n2 connection refused; n3 "n1" answer
 a name of the cluster's DNS  FAILS 1 of 2: 127.0.0.3 localhost has [127.0.0.1]                          -
 outside                      ok 1                                                                       -
 the server on n4 is not ready: kubectl describe its pod
+2 of 7 nodes have no server: kubectl describe the DaemonSet
 `
 	if diff := cmp.Diff(strings.Fields(want), strings.Fields(out.String())); diff != "" {
 		t.Errorf("%s\n%s", diff, out.String())
+	}
+}
+
+// TestManyTargets: a cell tries 32 targets at a time, and names 8 of those that fail.
+func TestManyTargets(t *testing.T) {
+	var running atomic.Int32
+	full := make(chan struct{})
+	var p path
+	for i := range 40 {
+		p.targets = append(p.targets, target{fmt.Sprint("n", i), netip.MustParseAddr("127.0.0.1"), func(context.Context) error {
+			defer running.Add(-1)
+			switch n := running.Add(1); {
+			case n > atOnce:
+				t.Errorf("%d targets at a time", n)
+			case n == atOnce && i < atOnce:
+				close(full)
+			}
+			select {
+			case <-full:
+			case <-time.After(10 * time.Second):
+				t.Errorf("not %d targets at a time", atOnce)
+			}
+			if i == 0 {
+				return nil
+			}
+			return errors.New("refused")
+		}})
+	}
+	want := "FAILS 39 of 40: n1 refused; n2 refused; n3 refused; n4 refused; n5 refused; n6 refused; n7 refused; n8 refused; 31 more"
+	if got := new(Cluster).cell(t.Context(), p, true); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -44,7 +44,11 @@ func (c *command) newCheck() *cobra.Command {
 			if k.serve {
 				return netcheck.Serve(cmd.Context(), fmt.Sprintf(":%d", checkPort), k.node)
 			}
-			cluster, err := k.cluster(cmd.Context())
+			api, err := client("", "", newConnections())
+			if err != nil {
+				return err
+			}
+			cluster, err := k.cluster(cmd.Context(), api)
 			if err != nil {
 				return err
 			}
@@ -63,7 +67,7 @@ func (c *command) newCheck() *cobra.Command {
 }
 
 // cluster reads what is to be tested from the API server, once the servers of all nodes are ready or checkWait has passed.
-func (k check) cluster(ctx context.Context) (c netcheck.Cluster, err error) {
+func (k check) cluster(ctx context.Context, api rest.Interface) (c netcheck.Cluster, err error) {
 	c = netcheck.Cluster{Node: k.node, Name: checkService, Port: checkPort, HostPort: k.hostPort, Patience: 10 * time.Second}
 	for _, text := range k.outside {
 		at, err := netip.ParseAddrPort(text)
@@ -72,15 +76,18 @@ func (k check) cluster(ctx context.Context) (c netcheck.Cluster, err error) {
 		}
 		c.Outside = append(c.Outside, at)
 	}
-	api, err := client("", "", newConnections())
-	if err != nil {
-		return c, err
-	}
-	for end := time.Now().Add(checkWait); ; time.Sleep(time.Second) {
+	for end := time.Now().Add(checkWait); ; {
 		c.Servers, err = k.servers(ctx, api)
+		if err == nil {
+			c.Nodes, err = k.nodes(ctx, api)
+		}
 		waits := slices.ContainsFunc(c.Servers, func(s netcheck.Server) bool { return s.NotReady })
-		if err == nil && len(c.Servers) > 0 && !waits || time.Now().After(end) {
+		if err == nil && c.Nodes > 0 && len(c.Servers) >= c.Nodes && !waits || time.Now().After(end) || ctx.Err() != nil {
 			break
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
 		}
 	}
 	var service struct {
@@ -89,12 +96,12 @@ func (k check) cluster(ctx context.Context) (c netcheck.Cluster, err error) {
 		} `json:"spec"`
 	}
 	if err == nil {
-		err = k.get(ctx, api, "services/"+checkService, &service)
+		err = k.get(ctx, api, "/api/v1", "services/"+checkService, &service)
 	}
 	c.Service = service.Spec.ClusterIPs
 	switch {
 	case err != nil:
-		err = fmt.Errorf("read the pods and Services of namespace %q: %w", k.namespace, err)
+		err = fmt.Errorf("read the pods, the DaemonSet and the Service of namespace %q: %w", k.namespace, err)
 	case len(c.Servers) == 0:
 		err = errors.New("no server: apply conf/cluster/check.yaml as a whole")
 	}
@@ -118,7 +125,7 @@ func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck
 			} `json:"status"`
 		} `json:"items"`
 	}
-	err = k.get(ctx, api, "pods?labelSelector="+checkLabel, &pods)
+	err = k.get(ctx, api, "/api/v1", "pods?labelSelector="+checkLabel, &pods)
 	for _, p := range pods.Items {
 		s := netcheck.Server{Node: p.Spec.NodeName, NotReady: true}
 		for _, a := range p.Status.PodIPs {
@@ -135,9 +142,20 @@ func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck
 	return list, err
 }
 
+// nodes returns how many nodes should have a server, or 0 if that is not known yet.
+func (k check) nodes(ctx context.Context, api rest.Interface) (int, error) {
+	var set struct {
+		Status struct {
+			DesiredNumberScheduled int `json:"desiredNumberScheduled"`
+		} `json:"status"`
+	}
+	err := k.get(ctx, api, "/apis/apps/v1", "daemonsets/"+checkService, &set)
+	return set.Status.DesiredNumberScheduled, err
+}
+
 // get reads an object of the namespace.
-func (k check) get(ctx context.Context, api rest.Interface, path string, into any) error {
-	request := api.Get().RequestURI("/api/v1/namespaces/"+k.namespace+"/"+path).SetHeader("Accept", "application/json")
+func (k check) get(ctx context.Context, api rest.Interface, version, path string, into any) error {
+	request := api.Get().RequestURI(version+"/namespaces/"+k.namespace+"/"+path).SetHeader("Accept", "application/json")
 	data, err := request.Do(ctx).Raw()
 	if err == nil {
 		err = json.Unmarshal(data, into)
