@@ -51,13 +51,18 @@ func (p *prober) mark(peers []PeerStatus) []PeerStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.peers, peers = nil, slices.Clone(peers)
+	answers := p.last
+	p.last = map[netip.Prefix]answer{} // without podCIDRs of deleted nodes
 	for i, s := range peers {
+		last, known := answers[s.PodCIDR]
+		if known {
+			p.last[s.PodCIDR] = last
+		}
 		if s.State != noderoutes.Direct && s.State != noderoutes.Tunneled {
 			continue
 		}
 		p.peers = append(p.peers, s)
 		boot, ready := p.nodes.boot(s.Name)
-		last, known := p.last[s.PodCIDR]
 		switch {
 		case !known || last.boot != boot:
 		case last.yes:

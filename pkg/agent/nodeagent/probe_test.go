@@ -87,6 +87,12 @@ func TestProber(t *testing.T) {
 	if got := silent(); len(got) > 0 {
 		t.Errorf("all answer: %q silent", got)
 	}
+	up["10.244.39.1"] = false
+	rounds(2)
+	p.mark(peers[:39])
+	if got := silent(); len(got) > 0 {
+		t.Errorf("a deleted node is known: %q silent", got)
+	}
 }
 
 // TestSilentPeer: the status, a problem with a remedy and the metric show a peer that answers no more.
