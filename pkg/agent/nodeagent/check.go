@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
 	"github.com/podlace/podlace/pkg/agent/netcheck"
@@ -76,20 +77,11 @@ func (k check) cluster(ctx context.Context, api rest.Interface) (c netcheck.Clus
 		}
 		c.Outside = append(c.Outside, at)
 	}
-	for end := time.Now().Add(checkWait); ; {
-		c.Servers, err = k.servers(ctx, api)
-		if err == nil {
-			c.Nodes, err = k.nodes(ctx, api)
-		}
+	_ = wait.PollUntilContextTimeout(ctx, time.Second, checkWait, true, func(context.Context) (ready bool, _ error) {
+		c.Servers, c.Nodes, err = k.servers(ctx, api)
 		waits := slices.ContainsFunc(c.Servers, func(s netcheck.Server) bool { return s.NotReady })
-		if err == nil && c.Nodes > 0 && len(c.Servers) >= c.Nodes && !waits || time.Now().After(end) || ctx.Err() != nil {
-			break
-		}
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
-	}
+		return err == nil && c.Nodes > 0 && len(c.Servers) >= c.Nodes && !waits, nil
+	})
 	var service struct {
 		Spec struct {
 			ClusterIPs []netip.Addr `json:"clusterIPs"`
@@ -108,8 +100,8 @@ func (k check) cluster(ctx context.Context, api rest.Interface) (c netcheck.Clus
 	return c, err
 }
 
-// servers returns the pods of the DaemonSet.
-func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck.Server, err error) {
+// servers returns the pods of the DaemonSet, and how many nodes should have one or 0 if that is not known yet.
+func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck.Server, nodes int, err error) {
 	type ip struct {
 		IP netip.Addr `json:"ip"`
 	}
@@ -125,7 +117,9 @@ func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck
 			} `json:"status"`
 		} `json:"items"`
 	}
-	err = k.get(ctx, api, "/api/v1", "pods?labelSelector="+checkLabel, &pods)
+	var set struct{ Status struct{ DesiredNumberScheduled int } }
+	err = errors.Join(k.get(ctx, api, "/api/v1", "pods?labelSelector="+checkLabel, &pods),
+		k.get(ctx, api, "/apis/apps/v1", "daemonsets/"+checkService, &set))
 	for _, p := range pods.Items {
 		s := netcheck.Server{Node: p.Spec.NodeName, NotReady: true}
 		for _, a := range p.Status.PodIPs {
@@ -139,18 +133,7 @@ func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck
 		}
 		list = append(list, s)
 	}
-	return list, err
-}
-
-// nodes returns how many nodes should have a server, or 0 if that is not known yet.
-func (k check) nodes(ctx context.Context, api rest.Interface) (int, error) {
-	var set struct {
-		Status struct {
-			DesiredNumberScheduled int `json:"desiredNumberScheduled"`
-		} `json:"status"`
-	}
-	err := k.get(ctx, api, "/apis/apps/v1", "daemonsets/"+checkService, &set)
-	return set.Status.DesiredNumberScheduled, err
+	return list, set.Status.DesiredNumberScheduled, err
 }
 
 // get reads an object of the namespace.
