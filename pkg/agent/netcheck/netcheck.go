@@ -178,16 +178,15 @@ func (c Cluster) cell(ctx context.Context, p path, is4 bool) string {
 	all.Wait()
 	failed = slices.DeleteFunc(failed, func(text string) bool { return text == "" })
 	n := len(failed)
-	if n > named {
-		failed = append(failed[:named], fmt.Sprintf("%d more", n-named))
-	}
 	switch {
 	case len(targets) == 0:
 		return "-"
-	case n > 0:
-		return fmt.Sprintf("FAILS %d of %d: %s", n, len(targets), strings.Join(failed, "; "))
+	case n == 0:
+		return fmt.Sprintf("ok %d", len(targets))
+	case n > named:
+		failed = append(failed[:named], fmt.Sprintf("%d more", n-named))
 	}
-	return fmt.Sprintf("ok %d", len(targets))
+	return fmt.Sprintf("FAILS %d of %d: %s", n, len(targets), strings.Join(failed, "; "))
 }
 
 // reason returns the last part of an error's text, without the addresses.

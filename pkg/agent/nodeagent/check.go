@@ -83,9 +83,7 @@ func (k check) cluster(ctx context.Context, api rest.Interface) (c netcheck.Clus
 		return err == nil && c.Nodes > 0 && len(c.Servers) >= c.Nodes && !waits, nil
 	})
 	var service struct {
-		Spec struct {
-			ClusterIPs []netip.Addr `json:"clusterIPs"`
-		} `json:"spec"`
+		Spec struct{ ClusterIPs []netip.Addr }
 	}
 	if err == nil {
 		err = k.get(ctx, api, "/api/v1", "services/"+checkService, &service)
@@ -102,22 +100,19 @@ func (k check) cluster(ctx context.Context, api rest.Interface) (c netcheck.Clus
 
 // servers returns the pods of the DaemonSet, and how many nodes should have one or 0 if that is not known yet.
 func (k check) servers(ctx context.Context, api rest.Interface) (list []netcheck.Server, nodes int, err error) {
-	type ip struct {
-		IP netip.Addr `json:"ip"`
-	}
+	type ip struct{ IP netip.Addr }
 	var pods struct {
 		Items []struct {
-			Spec struct {
-				NodeName string `json:"nodeName"`
-			} `json:"spec"`
+			Spec   struct{ NodeName string }
 			Status struct {
-				HostIPs    []ip `json:"hostIPs"`
-				PodIPs     []ip `json:"podIPs"`
-				Conditions []struct{ Type, Status string }
-			} `json:"status"`
-		} `json:"items"`
+				HostIPs, PodIPs []ip
+				Conditions      []struct{ Type, Status string }
+			}
+		}
 	}
-	var set struct{ Status struct{ DesiredNumberScheduled int } }
+	var set struct {
+		Status struct{ DesiredNumberScheduled int }
+	}
 	err = errors.Join(k.get(ctx, api, "/api/v1", "pods?labelSelector="+checkLabel, &pods),
 		k.get(ctx, api, "/apis/apps/v1", "daemonsets/"+checkService, &set))
 	for _, p := range pods.Items {

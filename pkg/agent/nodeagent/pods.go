@@ -21,8 +21,7 @@ import (
 func (a *agent) watchPods(ctx context.Context, api rest.Interface, running *sync.WaitGroup) {
 	err := restore.Watch(ctx, a.log, func(now restore.Look) {
 		a.metrics.restored.Add(float64(now.Restored))
-		before := a.look.Swap(&now)
-		before = cmp.Or(before, &restore.Look{})
+		before := cmp.Or(a.look.Swap(&now), &restore.Look{})
 		if (before.Err == nil) != (now.Err == nil) || before.Contested != now.Contested {
 			a.alarm.wake(onLook)
 		}
@@ -38,10 +37,7 @@ func (a *agent) watchPods(ctx context.Context, api rest.Interface, running *sync
 
 // addLook adds the problems of the last comparison by restore.Watch.
 func (a *agent) addLook() {
-	last := a.look.Load()
-	if last == nil {
-		return
-	}
+	last := cmp.Or(a.look.Load(), &restore.Look{})
 	if last.Contested != "" {
 		a.addProblem("pods", errors.New(contestedText(last.Contested)), "stop that program", false)
 	}
