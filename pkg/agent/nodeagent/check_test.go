@@ -16,7 +16,8 @@ import (
 // TestCheckWaits: the test begins once the DaemonSet's pod is ready on each of its nodes, or not at all if it is stopped before.
 func TestCheckWaits(t *testing.T) {
 	pod := func(node, ready string) string {
-		return fmt.Sprintf(`{"spec": {"nodeName": %q}, "status": {"hostIPs": [{"ip": "192.0.2.1"}], "podIPs": [{"ip": "10.244.1.2"}], "conditions": [{"type": "Ready", "status": %q}]}}`, node, ready)
+		return fmt.Sprintf(`{"spec": {"nodeName": %q}, "status": {
+			"hostIPs": [{"ip": "192.0.2.1"}], "podIPs": [{"ip": "10.244.1.2"}], "conditions": [{"type": "Ready", "status": %q}]}}`, node, ready)
 	}
 	stages := []struct {
 		nodes int
@@ -45,9 +46,8 @@ func TestCheckWaits(t *testing.T) {
 	}
 	k := check{namespace: "x"}
 	c, err := k.cluster(t.Context(), api)
-	if err != nil || c.Nodes != 2 || len(c.Servers) != 2 || c.Servers[1].NotReady || len(c.Servers[0].IPs) != 1 ||
-		len(c.Servers[0].NodeIPs) != 1 ||
-		c.Servers[1].Node != "n2" || len(c.Service) != 1 {
+	if err != nil || c.Nodes != 2 || len(c.Service) != 1 || len(c.Servers) != 2 || c.Servers[1].NotReady || c.Servers[1].Node != "n2" ||
+		len(c.Servers[0].IPs) != 1 || len(c.Servers[0].NodeIPs) != 1 {
 		t.Errorf("%+v, %v", c, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
