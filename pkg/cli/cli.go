@@ -141,7 +141,7 @@ const onNode = "run podlace on the node, or make the manifest with the component
 // nodeCommands returns the commands that cannot run in a container of Podlace.
 func nodeCommands() []string { return []string{"canary", "gc", "rollback", "support-bundle", "trace"} }
 
-// inContainer returns an error if a command cannot run in this process's container. sriov can in that of sriov-device-plugin.
+// inContainer returns an error if a command cannot run in the container of this process. sriov can in that of sriov-device-plugin.
 func inContainer(cmd *cobra.Command) error {
 	switch {
 	case slices.Contains(nodeCommands(), cmd.Name()) && doctor.InContainer(doctor.Options{}, doctor.Agent, doctor.DevicePlugin):

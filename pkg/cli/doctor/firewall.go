@@ -204,8 +204,8 @@ func (n *node) usesIPTables() bool {
 	return slices.ContainsFunc(n.ownNetworks(), func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(`"iptables"`)) })
 }
 
-// enableReload returns the command that enables reloadUnit, which the deb and the rpm install, but 'make install' does not. The restart
-// also ends a program of an older version; enabling made systemd read the unit again.
+// enableReload returns the command that enables reloadUnit, which the deb and the rpm install, not 'make install'. The restart also
+// ends a program of an older version; enabling made systemd read the unit again.
 func (n *node) enableReload() string {
 	const command = "systemctl enable " + reloadUnit + "; systemctl restart " + reloadUnit
 	if n.hasUnit(reloadUnit) {
