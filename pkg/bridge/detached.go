@@ -5,6 +5,7 @@ package bridge
 import (
 	"errors"
 	"log/slog"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -53,20 +54,24 @@ func DetachedPorts(host *kernel.Node) (found []DetachedPort, err error) {
 	return found, errors.Join(errs...)
 }
 
-// UnrecordedPorts returns the bridges' ports that have a name of Podlace's but no record, for example because another program deleted
-// /run/podlace.
+// UnrecordedPorts returns the bridges' ports that have a name of Podlace's but no record, readable or not, for example because another
+// program deleted /run/podlace.
 func UnrecordedPorts(host *kernel.Node) (names []string, err error) {
 	ports, err := host.Ports(kernel.Link{})
 	if err != nil {
 		return nil, err
 	}
-	pods, err := attachment.States[state](attachment.AllOf("bridge"))
+	records, damaged, err := attachment.Scan()
 	recorded := map[string]bool{}
-	for _, pod := range pods {
-		recorded[pod.HostVeth()] = true
+	for _, rec := range records {
+		recorded[rec.Plugin+rec.HostVeth()] = true
+	}
+	for _, d := range damaged {
+		_, hash, _ := strings.Cut(d.Name, "-")
+		recorded[d.Plugin()+attachment.HostVeth(hash)] = true
 	}
 	for _, name := range ports {
-		if !isVeth(name, ownDigits) || recorded[name] {
+		if !isVeth(name, ownDigits) || recorded["bridge"+name] {
 			continue
 		}
 		if _, ok, err := host.Link(name); ok || err != nil { // DEL may have removed link and record meanwhile

@@ -29,8 +29,9 @@ func (r Removal) String() string { return strings.TrimSuffix(r.What+" by "+r.By,
 const removalPause = 50 * time.Millisecond
 
 // Removals returns a channel of removals in the caller's namespace: nftables objects of the tables and chains that concern the caller,
-// unless one of its own programs removes them; bridges and ifbs that were deleted, bridges that are down, and veths that are up without a bridge;
-// addresses; routes that the kernel had added; qdiscs and filters; and forwarding of the whole node. The channel is closed when ctx ends.
+// unless one of its own programs removes them; bridges and ifbs that were deleted, bridges that are down, and veths that are up without a
+// bridge; addresses; routes that the kernel had added; qdiscs and filters; and forwarding of the whole node. The channel is closed when ctx
+// ends.
 func Removals(ctx context.Context, concern func(table, chain string) bool, own func(program string) bool) (<-chan Removal, error) {
 	rules, err := subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {

@@ -57,10 +57,10 @@ func TestPodsRestored(t *testing.T) {
 	kerneltest.Must(t, os.Rename(folder, folder+"-hidden"), exec.Command("ip", "link", "set", "restored0", "down").Run())
 	l.awaitMetrics("of a pod whose namespace this container does not see", map[string]float64{"restored_total": 3, "problems": 1})
 	records := filepath.Join(store.Root, "restored")
-	kerneltest.Must(t, os.Rename(folder+"-hidden", folder), os.Rename(records, records+"-lost"),
+	kerneltest.Must(t, os.Rename(folder+"-hidden", folder), os.Rename(records, filepath.Join(store.Root, ".lost")),
 		exec.Command("sh", "-c", "ip link add gone0 type ifb && ip link del gone0").Run())
 	l.await("a problem", func() bool { return l.says("pods", "their records below /run/podlace are lost") })
-	kerneltest.Must(t, os.Rename(records+"-lost", records))
+	kerneltest.Must(t, os.Rename(filepath.Join(store.Root, ".lost"), records))
 	l.awaitMetrics("in the end", map[string]float64{"restored_total": 3, "problems": 1})
 }
 

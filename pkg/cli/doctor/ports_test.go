@@ -32,9 +32,9 @@ func TestPorts(t *testing.T) {
 			"names cnidoc; " + veth + " has no bridge | podlace reload"},
 		{"ip link add other0 type bridge; ip link set " + veth + " master other0", "warning " + veth +
 			", the host side of container second, is not a port of cnidoc | the record of the pod names cnidoc; " + veth + " is a port of other0 | ip link set " + veth + " master cnidoc"},
-		{"ip link set " + veth + " master cnidoc; mv /run/podlace/pods /run/podlace/moved", "warning pods without a record: 2 | no record in /run/podlace has " +
+		{"ip link set " + veth + " master cnidoc; mv /run/podlace/pods /run/podlace/.moved", "warning pods without a record: 2 | no record in /run/podlace has " +
 			"the interface veth"},
-		{"mv /run/podlace/moved /run/podlace/pods", ""},
+		{"mv /run/podlace/.moved /run/podlace/pods", ""},
 		{"ip link set cnidoc down", "error the bridge cnidoc is down | the record of container second names it | podlace reload"},
 		{"ip link set cnidoc up", ""},
 		{"ip link del cnidoc", "error the bridge cnidoc is missing | the record of container "},
