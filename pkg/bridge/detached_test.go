@@ -125,7 +125,8 @@ func TestRestoreKeepsVLANsApart(t *testing.T) {
 func TestRestoreShared(t *testing.T) {
 	for name, keys := range map[string][]any{"plain": nil, "VLAN": {"vlan", 100, "ipMasq", false}} {
 		t.Run(name, func(t *testing.T) {
-			l := bareLab(t, append([]any{"name", "zzb", "bridge", "btshared"}, keys...)...)
+			l := bareLab(t, append([]any{"name", "zzb", "bridge", "btshared", "ipam", object{"type": "host-local", "subnet": "10.97.0.0/24"}},
+				keys...)...)
 			if o := l.Call("STATUS", ""); name == "VLAN" && o.Exit != 0 {
 				t.Skip("SKIPPED: the kernel has no VLAN filtering")
 			}

@@ -56,7 +56,6 @@ func detachedPort(p bridge.DetachedPort) Finding {
 		f.What = fmt.Sprintf("the bridge %s is missing", p.Bridge)
 		f.Evidence = fmt.Sprintf("the record of %s names %s; the node has no such link", pod, p.Bridge)
 		f.Consequence = "the pods of this bridge have no network"
-		f.Command = "podlace canary # its ADD creates the bridge and attaches all pods"
 	case p.Down:
 		f.Code, f.What = "bridge-down", fmt.Sprintf("the bridge %s is down", p.Bridge)
 		f.Evidence = "the record of " + pod + " names it"
