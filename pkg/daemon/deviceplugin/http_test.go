@@ -22,6 +22,7 @@ import (
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/daemon/probes"
 )
 
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(daemonEnv) != "" {
 		os.Exit(Main(os.Args[1:], os.Stderr))
 	}
-	os.Exit(m.Run())
+	kerneltest.Main(m)
 }
 
 // startProcess runs the test's daemon in a process of its own until the test ends.
