@@ -7,6 +7,8 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,9 +20,11 @@ import (
 type bench struct {
 	watcher
 	removals chan kernel.Removal
-	log      strings.Builder
-	began    []time.Duration // of the comparisons, since the start
-	looks    []Look
+
+	mu    sync.Mutex
+	text  strings.Builder // log
+	began []time.Duration // of the comparisons, since the start
+	looks []Look
 }
 
 // run runs a watcher during do. found is what each comparison restores or its error.
@@ -29,12 +33,18 @@ func run(t *testing.T, found func() error, do func(b *bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		b := &bench{removals: make(chan kernel.Removal)}
-		b.watcher = watcher{log: slog.New(slog.NewTextHandler(&b.log, nil)), removals: b.removals}
-		b.report = func(l Look) { b.looks = append(b.looks, l) }
+		b.watcher = watcher{log: slog.New(slog.NewTextHandler(b, nil)), removals: b.removals}
+		b.report = func(l Look) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.looks = append(b.looks, l)
+		}
 		b.all = func(log *slog.Logger) error {
+			b.mu.Lock()
 			b.began = append(b.began, time.Since(start))
-			time.Sleep(10 * time.Millisecond)
 			err := found()
+			b.mu.Unlock()
+			time.Sleep(10 * time.Millisecond)
 			if err == nil {
 				log.With("a", 1).Info("guards are missing")
 			}
@@ -52,13 +62,28 @@ func run(t *testing.T, found func() error, do func(b *bench)) {
 	})
 }
 
+// Write implements io.Writer for the log.
+func (b *bench) Write(text []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(text)
+}
+
+// heard returns the log, the times of comparisons since the previous call, and the last outcome.
+func (b *bench) heard() (log string, began []time.Duration, last Look) {
+	synctest.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	began, b.began = b.began, nil
+	return b.text.String(), began, b.looks[len(b.looks)-1]
+}
+
 var errNothing = errors.New("nothing is missing")
 
 func (b *bench) expect(t *testing.T, what string, began ...time.Duration) {
 	t.Helper()
 	time.Sleep(2 * time.Second)
-	got := b.began
-	b.began = nil
+	_, got, _ := b.heard()
 	if len(got) != len(began) {
 		t.Fatalf("%s: comparisons at %v, want %v", what, got, began)
 	}
@@ -87,8 +112,8 @@ func TestPace(t *testing.T) {
 		b.removals <- kernel.Removal{What: "a route"}
 		b.expect(t, "a second one", 11*s+610*ms, 12*s+610*ms)
 		time.Sleep(lookEvery)
-		if len(b.began) != 1 || b.log.Len() > 0 {
-			t.Errorf("%v, log %s", b.began, b.log.String())
+		if log, began, _ := b.heard(); len(began) != 1 || log != "" {
+			t.Errorf("%v, log %s", began, log)
 		}
 	})
 }
@@ -96,21 +121,21 @@ func TestPace(t *testing.T) {
 // TestFight: after the first repairs, one message says that another program removes what is restored, and comparisons become rare.
 func TestFight(t *testing.T) {
 	run(t, func() error { return nil }, func(b *bench) {
-		b.began, b.looks = nil, nil
+		b.heard()
 		end := time.Now().Add(10 * time.Minute)
 		for time.Now().Before(end) {
 			b.removals <- kernel.Removal{What: "rules in table podlace_guard", By: "nft"}
 			time.Sleep(100 * time.Millisecond)
 		}
-		log := b.log.String()
+		log, began, last := b.heard()
 		if strings.Count(log, "keeps removing") != 1 || !strings.Contains(log, `removed="rules in table podlace_guard by nft"`) ||
 			strings.Count(log, "\n") > FreeRepairs+1 {
 			t.Errorf("log:\n%s", log)
 		}
-		if n := len(b.began); n < 20 || n > 40 {
+		if n := len(began); n < 20 || n > 40 {
 			t.Errorf("%d comparisons in 10 minutes", n)
 		}
-		if last := b.looks[len(b.looks)-1]; last.Contested != "rules in table podlace_guard by nft" || last.Restored != 1 {
+		if last.Contested != "rules in table podlace_guard by nft" || last.Restored != 1 {
 			t.Errorf("%+v", last)
 		}
 	})
@@ -119,25 +144,29 @@ func TestFight(t *testing.T) {
 // TestSlowFight: a program that removes rules every few minutes is contested, too, but its removals are restored without a delay. After ten
 // minutes of quiet it is forgotten.
 func TestSlowFight(t *testing.T) {
-	found := func() error { return nil }
-	run(t, func() error { return found() }, func(b *bench) {
-		b.looks = nil
+	var quietNow atomic.Bool
+	found := func() error {
+		if quietNow.Load() {
+			return errNothing
+		}
+		return nil
+	}
+	run(t, found, func(b *bench) {
 		for range 2 * FreeRepairs {
 			time.Sleep(3 * time.Minute)
-			before := len(b.began)
+			b.heard()
 			b.removals <- kernel.Removal{What: "link cni0"}
 			time.Sleep(quiet + 50*time.Millisecond)
-			if len(b.began) != before+1 {
-				t.Errorf("not restored after %v", quiet)
+			if _, began, _ := b.heard(); len(began) != 1 {
+				t.Errorf("not restored after %v: %v", quiet, began)
 			}
 		}
-		log := b.log.String()
-		if last := b.looks[len(b.looks)-1]; last.Contested != "link cni0" || strings.Count(log, "keeps removing") != 1 {
+		if log, _, last := b.heard(); last.Contested != "link cni0" || strings.Count(log, "keeps removing") != 1 {
 			t.Errorf("%+v, log:\n%s", last, log)
 		}
-		found = func() error { return errNothing }
-		time.Sleep(2 * lookEvery)
-		if last := b.looks[len(b.looks)-1]; last.Contested != "" {
+		quietNow.Store(true)
+		time.Sleep(3 * lookEvery)
+		if _, _, last := b.heard(); last.Contested != "" {
 			t.Errorf("%+v", last)
 		}
 	})
@@ -164,10 +193,11 @@ func TestFailure(t *testing.T) {
 	failure := errors.New("link veth1 is missing")
 	run(t, func() error { return failure }, func(b *bench) {
 		time.Sleep(time.Hour)
-		if n := len(b.began); n < 14 || n > 18 || strings.Count(b.log.String(), "link veth1 is missing") != 1 {
-			t.Errorf("%d comparisons in an hour, log:\n%s", n, b.log.String())
+		log, began, last := b.heard()
+		if n := len(began); n < 14 || n > 18 || strings.Count(log, "link veth1 is missing") != 1 {
+			t.Errorf("%d comparisons in an hour, log:\n%s", n, log)
 		}
-		if last := b.looks[len(b.looks)-1]; !errors.Is(last.Err, failure) {
+		if !errors.Is(last.Err, failure) {
 			t.Errorf("%+v", last)
 		}
 	})
