@@ -74,7 +74,7 @@ func drawCurve(samples []sample, pods int, byHand time.Duration) string {
 		b.WriteString("\"/>\n")
 	}
 	for i, key := range [][2]string{{"ports", "bridge ports"}, {"hostports", "hostPorts"}, {"limits", "limits"},
-		{"hand", "podlace reload by hand"}} {
+		{"hand", "reload by hand"}} {
 		at := []int{left, left + 90, left + 165, left + 220}[i]
 		fmt.Fprintf(&b, "<path class=%q d=\"M%d 194 h14\"/><text x=\"%d\" y=\"198\">%s</text>\n", key[0], at, at+17, key[1])
 	}
