@@ -119,7 +119,7 @@ func createBridge(host *kernel.Node, name string) (link kernel.Link, err error) 
 // prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. A bridge is new, even if it is up, if its
 // ifindex or MAC differs from that in the network's note file.
 func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
-	note, identity := identityOf(bridge)
+	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := attachment.ReadNote(j.att.Network, note)
 	if noted && last == identity {
 		j.restoreOrphans(bridge, orphans)
@@ -140,11 +140,6 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 	}
 	j.restoreOrphans(bridge, orphans)
 	return attachment.WriteNote(j.att.Network, note, identity)
-}
-
-// identityOf returns the name of the note file of a network's bridge, and its content.
-func identityOf(bridge kernel.Link) (note, identity string) {
-	return "bridge-" + bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
 }
 
 // restoreOrphans attaches orphans to the bridge with settings and gateway addresses. It only logs errors, because ADD is for another pod.

@@ -11,7 +11,7 @@ import (
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
-// TestRemovals: a removal of each kind of object is announced, and no addition, pod's end or change of a chain that concerns nobody is.
+// TestRemovals: a removal of each kind of object is announced. An addition, the end of a pod, and a change of foreign chains are not.
 func TestRemovals(t *testing.T) {
 	concern := func(table, chain string) bool { return table == "ktours" && !strings.HasPrefix(chain, "KUBE-") }
 	removals, err := Removals(t.Context(), concern, func(program string) bool { return program == "ktown" })
