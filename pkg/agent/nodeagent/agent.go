@@ -377,8 +377,8 @@ func (a *agent) publish() (again time.Time) {
 	}
 	a.ready = ready
 	peers := a.prober.mark(a.peers)
-	s := Status{Node: a.Node, Ready: ready, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs, MTU: a.node.MTU, Peers: peers,
-		Problems: append(slices.Clone(a.problems), peerProblems(peers)...)}
+	s := Status{Node: a.Node, Ready: ready, Routes: a.config.Routes, PodCIDRs: a.node.PodCIDRs, ClusterCIDRs: a.node.ClusterCIDRs,
+		MTU: a.node.MTU, Peers: peers, Problems: append(slices.Clone(a.problems), peerProblems(peers)...)}
 	a.metrics.set(s, a.deletionsHeld, a.refusal != "")
 	if early { // the status of the previous agent is still true
 		return a.started.Add(unknownFor)

@@ -33,6 +33,7 @@ const (
 type Status struct {
 	Node         string         `json:"node"`
 	Ready        bool           `json:"ready"`
+	Routes       bool           `json:"routes"` // it restores what other programs remove, routes and rules
 	PodCIDRs     []netip.Prefix `json:"podCIDRs,omitempty"`
 	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
 	MTU          int            `json:"mtu,omitempty"`

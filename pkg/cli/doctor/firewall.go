@@ -176,7 +176,10 @@ const reloadUnit = "podlace-reload.service"
 
 // firewallReload reports services that flush Podlace's rules when they start, unless reloadUnit is enabled or podlace-node restores them.
 func (n *node) firewallReload() (found []Finding) {
-	if n.enabled(reloadUnit) || n.running["podlace-node"] {
+	if n.enabled(reloadUnit) {
+		return nil
+	}
+	if agent, err := readAgentStatus(); n.running["podlace-node"] && (agent.Routes || err != nil) { // it writes the file when it has started
 		return nil
 	}
 	flushes := ""

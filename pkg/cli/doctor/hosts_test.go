@@ -150,6 +150,11 @@ func TestReloadUnit(t *testing.T) {
 		t.Errorf("package: %q", found)
 	}
 	l.write("proc/8/comm", "podlace-node\n")
+	l.status(`{"ready": true, "routes": false}`)
+	if found := l.problems("firewall-reload"); len(found) != 1 {
+		t.Errorf("podlace-node without routes restores nothing: %q", found)
+	}
+	l.status(`{"ready": true, "routes": true}`)
 	if found := l.problems("firewall-reload"); len(found) != 0 {
 		t.Errorf("podlace-node restores the rules: %q", found)
 	}

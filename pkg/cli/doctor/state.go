@@ -152,6 +152,7 @@ func (n *node) rules() (found []Finding) {
 // agentStatus is the part of podlace-node's status file that doctor reads.
 type agentStatus struct {
 	Ready    bool              `json:"ready"`
+	Routes   bool              `json:"routes"` // it restores what other programs remove
 	Peers    []json.RawMessage `json:"peers"`
 	Problems []struct {
 		What string `json:"what"`
