@@ -125,18 +125,17 @@ const (
 
 // showStatus prints the agent's status file and returns the exit status.
 func showStatus(w io.Writer, asJSON, all bool) (exit int, err error) {
+	var s Status
+	var text []byte
 	dir, err := store.Open(store.Root)
-	if err != nil {
-		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started, or its files were removed: %w", err)
+	if err == nil {
+		defer dir.Close()
+		if text, err = dir.Read(statusName); err == nil {
+			err = json.Unmarshal(text, &s)
+		}
 	}
-	defer dir.Close()
-	text, err := dir.Read(statusName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return exitUnknown, fmt.Errorf("podlace-node has not run here since the node started, or its files were removed: %w", err)
-	}
-	var s Status
-	if err == nil {
-		err = json.Unmarshal(text, &s)
 	}
 	if err != nil {
 		return exitUnknown, fmt.Errorf("read the status: %w", err)

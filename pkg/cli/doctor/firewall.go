@@ -176,10 +176,8 @@ const reloadUnit = "podlace-reload.service"
 
 // firewallReload reports services that flush Podlace's rules when they start, unless reloadUnit is enabled or podlace-node restores them.
 func (n *node) firewallReload() (found []Finding) {
-	if n.enabled(reloadUnit) {
-		return nil
-	}
-	if agent, err := readAgentStatus(); n.running["podlace-node"] && (agent.Routes || err != nil) { // it writes the file when it has started
+	agent, err := readAgentStatus() // missing until podlace-node has started
+	if n.enabled(reloadUnit) || n.running["podlace-node"] && (agent.Routes || err != nil) {
 		return nil
 	}
 	flushes := ""
@@ -190,7 +188,8 @@ func (n *node) firewallReload() (found []Finding) {
 			flushes = "/etc/nftables.conf contains 'flush ruleset', and nftables.service is enabled"
 		}
 	}
-	if n.running["firewalld"] && n.usesIPTables() {
+	chosen := func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(`"iptables"`)) }
+	if n.running["firewalld"] && slices.ContainsFunc(n.ownNetworks(), chosen) {
 		flushes = "firewalld flushes the tables of iptables when it starts, reloads and stops, and a network has its rules there"
 	}
 	if flushes == "" {
@@ -200,11 +199,6 @@ func (n *node) firewallReload() (found []Finding) {
 		Evidence:    flushes + "; " + reloadUnit + " is not enabled",
 		Consequence: "until the next ADD or STATUS pods have no masquerade, hostPorts and protection",
 		Command:     n.enableReload()})
-}
-
-// usesIPTables reports whether a network's configuration chooses iptables for its rules.
-func (n *node) usesIPTables() bool {
-	return slices.ContainsFunc(n.ownNetworks(), func(net reconcile.Network) bool { return bytes.Contains(net.Text, []byte(`"iptables"`)) })
 }
 
 // enableReload returns the command that enables reloadUnit, which the deb and the rpm install, not 'make install'. The restart also
