@@ -32,17 +32,17 @@ func counterpart(foreign string) (own attribute, ok bool) {
 	return attribute{"resource.kubernetes.io", "pciBusID"}, strings.HasPrefix(strings.ToLower(foreign), "pciaddress")
 }
 
-// unknown says what is wrong with an attribute that no device has, and what to write instead.
-func (c *checker) unknown(a attribute) string {
+// unknown says what is wrong with an attribute that no device has, and what to write instead, in the form of write.
+func (c *checker) unknown(a attribute, write func(attribute) string) string {
 	instead, similar := counterpart(a.name)
 	names := namesIn(c.own, strings.ToLower(a.domain))
 	near := strict.Nearest(a.name, names)
 	project := replaced()[strings.ToLower(a.domain)]
 	switch {
 	case similar && (project != "" || a.domain == claim.Driver && near == ""):
-		text := "no VF has this attribute: write " + instead.expression()
+		text := "no VF has this attribute: write " + write(instead)
 		if project != "" {
-			text = fmt.Sprintf("it is an attribute of %s: for VFs of Podlace write %s", project, instead.expression())
+			text = fmt.Sprintf("it is an attribute of %s: for VFs of Podlace write %s", project, write(instead))
 		}
 		return text + ", with values such as " + c.describe(instead)
 	case near != "":

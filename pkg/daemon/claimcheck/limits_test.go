@@ -70,6 +70,8 @@ func TestCheckClaimLimits(t *testing.T) {
 			at + `constraints[0].requests[0]: no request "b"`},
 		{"attribute", claimOf(oneVF + "    constraints: [{matchAttribute: sriov.podlace.io/numma}]\n"),
 			at + "constraints[0].matchAttribute: sriov.podlace.io/numma: no VF has this attribute; did you mean sriov.podlace.io/numa?"},
+		{"attribute by another name", claimOf(oneVF + "    constraints: [{matchAttribute: sriov.podlace.io/numaNode}]\n"),
+			at + "constraints[0].matchAttribute: sriov.podlace.io/numaNode: no VF has this attribute: write sriov.podlace.io/numa, with values"},
 		{"attribute that only VFs would need", claimOf(oneVF + "    constraints: [{matchAttribute: dra.net/foo}]\n"),
 			at + "constraints[0].matchAttribute: dra.net/foo: it is an attribute of dranet without a counterpart"},
 		{"attribute without domain", claimOf(oneVF + "    constraints: [{distinctAttribute: pf}]\n"),

@@ -185,7 +185,7 @@ func (c *checker) checkConstraints(m manifest, path string, d resourceapi.Device
 		case !full:
 			c.fail("%s: %s: want a domain and a name, such as %s/numa", m.at(at+"."+key), *name, claim.Driver)
 		case !own && !derived && len(c.values[a]) == 0:
-			c.fail("%s: %s: %s", m.at(at+"."+key), *name, c.unknown(a))
+			c.fail("%s: %s: %s", m.at(at+"."+key), *name, c.unknown(a, attribute.String))
 		}
 	}
 	return len(c.problems) == before

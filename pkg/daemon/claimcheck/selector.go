@@ -207,9 +207,9 @@ func (c *checker) checkRead(s selector, r read) {
 	case len(c.values[r.attribute]) > 0 || elsewhere:
 	case r.guarded && slices.ContainsFunc(s.reads, func(o read) bool { return o.attribute == r.attribute && !o.guarded }):
 	case r.guarded:
-		c.notice("%s: it tests for %s: %s", s.place, r, c.unknown(r.attribute))
+		c.notice("%s: it tests for %s: %s", s.place, r, c.unknown(r.attribute, attribute.expression))
 	default:
-		c.fail("%s: it reads %s: %s", s.place, r, c.unknown(r.attribute))
+		c.fail("%s: it reads %s: %s", s.place, r, c.unknown(r.attribute, attribute.expression))
 	}
 }
 
