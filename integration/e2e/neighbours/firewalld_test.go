@@ -42,7 +42,8 @@ func TestFirewalldZone(t *testing.T) {
 		commands := documented(l.T, "firewall-cmd")
 		var unit []string
 		if lost != nil {
-			unit = []string{"install -m 644 conf/podlace-reload.service /etc/systemd/system/; systemctl enable --now podlace-reload.service"}
+			unit = []string{"install -m 644 conf/podlace-reload.service /etc/systemd/system/; " +
+				"systemctl enable podlace-reload.service; systemctl restart podlace-reload.service"}
 		}
 		l.advises(append(commands, unit...)...)
 		harness.Shell(l, commands[0])
