@@ -16,8 +16,8 @@ func TestContest(t *testing.T) {
 		if c.NoteRepair(now) {
 			began++
 		}
-		if i < FreeRepairs && c.pause != 0 {
-			t.Errorf("repair %d waits %v", i, c.pause)
+		if free := i < FreeRepairs; free && c.pause != 0 || c.On(now) == free {
+			t.Errorf("repair %d waits %v, contest %v", i, c.pause, c.On(now))
 		}
 	}
 	if began != 1 || c.pause != LongestPause {

@@ -188,7 +188,7 @@ func TestConcerns(t *testing.T) {
 	}
 }
 
-// TestFailure: an error is logged once, and the comparison repeated with growing delays.
+// TestFailure: an error is logged once, and the comparison repeated with growing delays. Success is not logged.
 func TestFailure(t *testing.T) {
 	failure := errors.New("link veth1 is missing")
 	run(t, func() error { return failure }, func(b *bench) {
@@ -199,6 +199,13 @@ func TestFailure(t *testing.T) {
 		}
 		if !errors.Is(last.Err, failure) {
 			t.Errorf("%+v", last)
+		}
+		b.mu.Lock()
+		failure = errNothing
+		b.mu.Unlock()
+		time.Sleep(lookEvery)
+		if after, _, last := b.heard(); after != log || last.Err != nil {
+			t.Errorf("after the failure: %+v, log:\n%s", last, after)
 		}
 	})
 }

@@ -107,3 +107,47 @@ func TestManyTargets(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
+
+// TestVerdict: each fault alone fails the check, also a server that accepts a connection and says nothing.
+func TestVerdict(t *testing.T) {
+	addr := netip.MustParseAddr
+	go func() { _ = Serve(t.Context(), "127.0.0.1:18080", "n1") }()
+	silent, err := net.Listen("tcp", "127.0.0.7:18080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for name, c := range map[string]struct {
+		change func(*Cluster)
+		says   string
+	}{
+		"":             {func(*Cluster) {}, "ok 1"},
+		"not ready":    {func(c *Cluster) { c.Servers[0].NotReady = true }, "the server on n1 is not ready"},
+		"too few":      {func(c *Cluster) { c.Nodes = 2 }, "1 of 2 nodes have no server"},
+		"a path fails": {func(c *Cluster) { c.Service = append(c.Service, addr("127.0.0.8")) }, "FAILS 1 of 2: 127.0.0.8 connection refused"},
+		"silence":      {func(c *Cluster) { c.Service = append(c.Service, addr("127.0.0.7")) }, "FAILS 1 of 2: 127.0.0.7 i/o timeout"},
+	} {
+		own := []netip.Addr{addr("127.0.0.1")}
+		cluster := Cluster{Node: "n1", Nodes: 1, Name: "localhost", Port: 18080, HostPort: 18080, Patience: time.Second, Service: own[:1:1],
+			Servers: []Server{{Node: "n1", IPs: own, NodeIPs: own}}}
+		c.change(&cluster)
+		var out strings.Builder
+		if fine := cluster.Run(t.Context(), &out); fine != (name == "") || !strings.Contains(out.String(), c.says) {
+			t.Errorf("%q: fine is %v, want the text %q in\n%s", name, fine, c.says, out.String())
+		}
+	}
+}
+
+// TestPatience: a path that fails at first is tried again.
+func TestPatience(t *testing.T) {
+	tries := 0
+	late := target{"n1", netip.MustParseAddr("127.0.0.1"), func(context.Context) error {
+		if tries++; tries < 3 {
+			return errors.New("refused")
+		}
+		return nil
+	}}
+	if got := (Cluster{Patience: time.Minute}).cell(t.Context(), path{targets: []target{late}}, true); got != "ok 1" || tries != 3 {
+		t.Errorf("%s after %d tries, want ok 1 after 3", got, tries)
+	}
+}
