@@ -47,3 +47,18 @@ func inSolicitedGroup(t *testing.T, n *NS, addr netip.Addr) (is bool) {
 	}))
 	return is
 }
+
+// TestAwaitLateAddress: AwaitAddress waits for an address that another program is about to add, and gives up at the deadline.
+func TestAwaitLateAddress(t *testing.T) {
+	w := newWire(t)
+	p := prefixes("fd00::12:1/64")[0]
+	if err := w.pod.AwaitAddress(p.Addr(), time.Now().Add(20*time.Millisecond)); err == nil {
+		t.Error("no error without the address")
+	}
+	added := make(chan error)
+	go func() {
+		time.Sleep(50 * time.Millisecond)
+		added <- w.pod.AddAddress(w.podSide, p, false)
+	}()
+	kerneltest.Must(t, w.pod.AwaitAddress(p.Addr(), time.Now().Add(time.Minute)), <-added)
+}

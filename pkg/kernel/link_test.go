@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -260,5 +262,44 @@ func TestNamespacesApart(t *testing.T) {
 	kerneltest.Must(t, pod.SetUp(mustLink(t, pod, "kt0")))
 	if value, err := pod.Get("ipv4/ip_forward"); value != "1" || err != nil {
 		t.Errorf("in the pod: %q, %v", value, err)
+	}
+}
+
+// TestChangesOfMissingLink: the error of each change names what was tried, in the words of ip(8).
+func TestChangesOfMissingLink(t *testing.T) {
+	h := host(t)
+	gone, other, addr := Link{Index: 99999, Name: "gone"}, Link{Index: 99998, Name: "kt0"}, netip.MustParsePrefix("192.0.2.1/24")
+	for want, err := range map[string]error{
+		"link set gone up":                             h.SetUp(gone),
+		"link set gone down":                           h.SetDown(gone),
+		"link set gone address 02:00:00:00:00:01":      h.SetMAC(gone, mac("02:00:00:00:00:01")),
+		"link set gone arp_notify 1":                   h.SetARPNotify(gone),
+		"link set gone mtu 1400":                       h.SetMTU(gone, 1400),
+		"link set gone promisc on":                     h.SetPromisc(gone, true),
+		"link set gone promisc off":                    h.SetPromisc(gone, false),
+		"link set gone allmulticast on":                h.SetAllMulti(gone, true),
+		"link set gone allmulticast off":               h.SetAllMulti(gone, false),
+		"link set gone master kt0":                     h.SetMaster(gone, other),
+		`link set gone alias "a"`:                      h.SetAlias(gone, "a"),
+		"link property add dev gone altname a":         h.AddAltName(gone, "a"),
+		"link set gone txqueuelen 7":                   h.SetTxQueue(gone, 7),
+		"addr add 192.0.2.1/24 dev gone":               h.AddAddress(gone, addr, false),
+		"addr add 192.0.2.1/32 dev gone noprefixroute": h.AddHostAddress(gone, addr.Addr()),
+		"filter add dev gone ingress redirect dev kt0": h.addRedirect(gone, other),
+	} {
+		if err == nil || !strings.HasPrefix(err.Error(), want+": ") {
+			t.Errorf("%v, want an error that begins with %q", err, want)
+		}
+	}
+}
+
+// TestAttributesIn: an attribute may be empty, and one that is cut off ends the list.
+func TestAttributesIn(t *testing.T) {
+	var got []string
+	for kind, value := range attributesIn([]byte{4, 0, 1, 0, 5, 0, 2, 0, 9, 0, 0, 0, 8, 0, 3, 0, 1}) {
+		got = append(got, fmt.Sprint(kind, value))
+	}
+	if diff := cmp.Diff([]string{"1 []", "2 [9]"}, got); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -163,3 +163,13 @@ func TestNamesWhatIsMissing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestRedirectFails: if a link has a qdisc for received frames, but no filter, a redirect to a link that is gone is an error.
+func TestRedirectFails(t *testing.T) {
+	w := newWire(t)
+	for range 2 {
+		if err := w.host.Redirect(w.hostSide, Link{Index: 99999, Name: "gone"}); !errors.Is(err, unix.ENODEV) {
+			t.Errorf("%v, want %v", err, unix.ENODEV)
+		}
+	}
+}
