@@ -297,9 +297,9 @@ func TestChangesOfMissingLink(t *testing.T) {
 func TestAttributesIn(t *testing.T) {
 	var got []string
 	for kind, value := range attributesIn([]byte{4, 0, 1, 0, 5, 0, 2, 0, 9, 0, 0, 0, 8, 0, 3, 0, 1}) {
-		got = append(got, fmt.Sprint(kind, value))
+		got = append(got, fmt.Sprintf("%d %x", kind, value))
 	}
-	if diff := cmp.Diff([]string{"1 []", "2 [9]"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"1 ", "2 09"}, got); diff != "" {
 		t.Error(diff)
 	}
 }
