@@ -209,3 +209,23 @@ func TestFailure(t *testing.T) {
 		}
 	})
 }
+
+// TestRepairLogged: one line says what was removed, by whom, and what was found missing, each message once with its number.
+func TestRepairLogged(t *testing.T) {
+	run(t, func() error { return nil }, func(b *bench) {
+		b.removals <- kernel.Removal{What: "rules in table podlace_guard", By: "nft"}
+		time.Sleep(2 * time.Second)
+		log, _, _ := b.heard()
+		want := `msg="restored what was removed" removed="rules in table podlace_guard by nft" found="guards are missing (1)" took=10ms`
+		if strings.Count(log, want) != 1 {
+			t.Errorf("want one line with\n%s\nin\n%s", want, log)
+		}
+	})
+	var done tally
+	for _, text := range []string{"a", "b", "a"} {
+		slog.New(&done).Info(text)
+	}
+	if got := done.String(); got != "a (2); b (1)" {
+		t.Errorf("%q", got)
+	}
+}
