@@ -173,8 +173,12 @@ func StateDirs() []string { return []string{"/run/podlace", "/var/lib/cni/networ
 
 // Age makes recent files in the folders a minute old, so that tests need not wait: GC keeps attachments whose files are less than a second
 // old.
-func Age(dirs ...string) error {
-	then := time.Now().Add(-time.Minute)
+func Age(dirs ...string) error { return setTimes(time.Now().Add(-time.Minute), dirs) }
+
+// KeepYoung gives recent files in the folders a time in the future, so that they stay young for GC, however slow the machine is.
+func KeepYoung(dirs ...string) error { return setTimes(time.Now().Add(30*time.Minute), dirs) }
+
+func setTimes(then time.Time, dirs []string) error {
 	for _, dir := range dirs {
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {

@@ -16,7 +16,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/podlace/podlace/integration/kerneltest"
 )
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
 
 // TestTable: the table tells the working paths from those that fail, and leaves out what the cluster has not.
 func TestTable(t *testing.T) {
@@ -128,7 +132,7 @@ func TestVerdict(t *testing.T) {
 		"silence":      {func(c *Cluster) { c.Service = append(c.Service, addr("127.0.0.7")) }, "FAILS 1 of 2: 127.0.0.7 i/o timeout"},
 	} {
 		own := []netip.Addr{addr("127.0.0.1")}
-		cluster := Cluster{Node: "n1", Nodes: 1, Name: "localhost", Port: 18080, HostPort: 18080, Patience: time.Second, Service: own[:1:1],
+		cluster := Cluster{Node: "n1", Nodes: 1, Name: "localhost", Port: 18080, HostPort: 18080, Patience: time.Second, Service: own,
 			Servers: []Server{{Node: "n1", IPs: own, NodeIPs: own}}}
 		c.change(&cluster)
 		var out strings.Builder
