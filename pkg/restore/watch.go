@@ -50,7 +50,8 @@ func concernsPods(table, chain string) bool {
 
 // isOwn reports whether Podlace itself removed rules, as DEL does.
 func isOwn(program string) bool {
-	return slices.Contains([]string{"bridge", "portmap", "podlace-pod", "podlace", "podlace-node"}, program)
+	return slices.Contains([]string{"bridge", "portmap", "podlace-bridge", "podlace-portmap", "podlace-pod", "podlace", "podlace-node"},
+		program)
 }
 
 // Intervals. While another program keeps removing state, the Contest makes leastPause longer.

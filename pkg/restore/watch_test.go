@@ -180,8 +180,8 @@ func TestConcerns(t *testing.T) {
 			t.Errorf("%v: %t", place, got)
 		}
 	}
-	for program, want := range map[string]bool{"bridge": true, "portmap": true, "podlace-pod": true, "podlace": true, "podlace-node": true,
-		"nft": false, "": false} {
+	for program, want := range map[string]bool{"bridge": true, "portmap": true, "podlace-bridge": true, "podlace-portmap": true,
+		"podlace-pod": true, "podlace": true, "podlace-node": true, "nft": false, "": false} {
 		if got := isOwn(program); got != want {
 			t.Errorf("%q: %t", program, got)
 		}
