@@ -2,8 +2,8 @@
 
 // Package nodeagent implements podlace-node, the agent that connects the pods of all nodes of a cluster. It watches Kubernetes' Node
 // objects, maintains this node's routes to pods on other nodes, writes node.json for the plugins, and installs these with their conflist.
-// It writes nothing to Kubernetes and keeps no state of its own: the method step compares the kernel and the node's files with the wanted
-// state.
+// It creates only Events in Kubernetes and keeps no state of its own: the method step compares the kernel and the node's files with the
+// wanted state.
 package nodeagent
 
 import (

@@ -48,7 +48,8 @@ func features() []feature {
 				return n.Shape(l, kernel.Bucket{Rate: 1e6, Burst: 1e5, Limit: 1e5})
 			})
 		}},
-		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_CLS_U32 or _MATCHALL, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", "", Warning, tryRedirect},
+		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", "",
+			Warning, tryRedirect},
 		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", "", Warning, func(n *kernel.Node) error {
 			_, _, err := n.EnsureVXLAN(kernel.VXLAN{Name: "vxlan0", MAC: mac, VNI: 1, Port: 4789, MTU: 1400,
 				Local: netip.MustParseAddr("127.0.0.1")}, 1)
