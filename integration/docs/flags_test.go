@@ -4,6 +4,9 @@ package docs
 
 import (
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -44,7 +47,7 @@ func TestCommandTables(t *testing.T) {
 	}
 }
 
-// Command lines of podlace and podlace-node in the documents have only commands and flags that exist.
+// Command lines of podlace and podlace-node in the documents have only commands, flags, checks, keys and codes that exist.
 func TestFlags(t *testing.T) {
 	for _, d := range documents(t) {
 		lines := backquoted(strings.Join(d.prose, " "))
@@ -82,11 +85,43 @@ func checkCommandLine(t *testing.T, path string, root *cobra.Command, line strin
 	if cmd.DisableFlagParsing { // sriov-device-plugin parses the flags
 		cmd, _, _ = claimcheck.Command().Find([]string{cmd.Name()})
 	}
-	for _, word := range words {
+	explained := cmd.Name() == "doctor" || cmd.CommandPath() == "podlace explain"
+	for _, word := range words[1:] {
+		if explained && regexp.MustCompile(`^[a-z0-9]`).MatchString(word) && cli.Run([]string{"explain", word}, io.Discard, io.Discard) != 0 {
+			t.Errorf("%s: %q: podlace knows no %s: correct it", path, line, word)
+		}
 		if name, ok := strings.CutPrefix(word, "--"); ok {
 			name, _, _ = strings.Cut(name, "=")
 			if name != "help" && cmd.Flag(name) == nil && cmd.InheritedFlags().Lookup(name) == nil {
 				t.Errorf("%s: %q: '%s' has no flag --%s: correct it", path, line, cmd.CommandPath(), name)
+			}
+		}
+	}
+}
+
+// Tests that the documents name exist, or some that begin with the name.
+func TestNamedTests(t *testing.T) {
+	var source strings.Builder
+	err := filepath.WalkDir(treeRoot, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.Name() == "build" || e.Name() == ".git":
+			return fs.SkipDir
+		case strings.HasSuffix(path, "_test.go"):
+			text, err := os.ReadFile(path)
+			source.Write(text)
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range documents(t) {
+		for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(readFile(t, d.path), -1) {
+			if !strings.Contains(source.String(), "\nfunc "+name) {
+				t.Errorf("%s: there is no %s: correct the name", d.path, name)
 			}
 		}
 	}
