@@ -349,3 +349,18 @@ func TestReadme(t *testing.T) {
 		t.Errorf("%s: the daemon does not serve %s: remove its row", devicePlugin, name)
 	}
 }
+
+// docs/OPERATING.md has each metric of the agent, with its labels.
+func TestOperating(t *testing.T) {
+	told := map[string][]string{}
+	for _, match := range regexp.MustCompile("`(podlace_[a-z_]+)(?:{([a-z,]+)})?`").FindAllStringSubmatch(read(t, "../../docs/OPERATING.md"), -1) {
+		told[match[1]] = slices.Sorted(strings.SplitSeq(match[2], ","))
+	}
+	served := map[string][]string{}
+	for name, m := range metricsOf(t, "podlace-node") {
+		served[name] = slices.Sorted(strings.SplitSeq(strings.Join(m.labels, ","), ","))
+	}
+	if diff := cmp.Diff(served, told); diff != "" {
+		t.Errorf("docs/OPERATING.md needs each metric of podlace-node, with its labels in braces\n(-served +document)\n%s", diff)
+	}
+}
