@@ -189,6 +189,15 @@ func TestBehindNerdctlDrop(t *testing.T) {
 	})
 }
 
+// TestBehindWithoutHairpin: without hairpinMode, everybody but the pod itself reaches its hostPort.
+func TestBehindWithoutHairpin(t *testing.T) {
+	conflist := strings.NewReplacer(`"bandwidth": true`, `"portMappings": true`, `"bandwidth"`, `"portmap"`).Replace(ownBridge)
+	eachBackend(t, func(t *testing.T, edits ...string) {
+		b := behindOf(t, strings.NewReplacer(edits...).Replace(conflist), harness.HostPort())
+		b.runLife(t, func() { b.checkTraffic(t, false, false, "from the pod itself") })
+	})
+}
+
 // TestBehindMacvlan: a node and its macvlan pods cannot reach each other over their shared link, so hostPorts do not work, which CHECK
 // cannot detect. Other machines reach a pod at its own address.
 func TestBehindMacvlan(t *testing.T) {
