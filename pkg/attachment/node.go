@@ -41,8 +41,11 @@ func Networks() ([]string, error) {
 // Any reports whether a plugin has a record on the node. It looks only at file names.
 func Any(plugin string) (bool, error) {
 	networks, err := Networks()
-	return slices.ContainsFunc(networks, func(network string) bool { return len(recordFiles(network, plugin)) > 0 }), err
+	return slices.ContainsFunc(networks, func(network string) bool { return Count(network, plugin) > 0 }), err
 }
+
+// Count returns the number of a plugin's records in a network. It looks only at file names.
+func Count(network, plugin string) int { return len(recordFiles(network, plugin)) }
 
 // OldestIn yields a plugin's records in a network, the oldest first. Each file is read only when its record is asked for.
 func OldestIn(network, plugin string) iter.Seq[Record] {

@@ -35,12 +35,20 @@ func restoreAll(log *slog.Logger, locks attachment.Locker, wanted func(attachmen
 	return errors.Join(errs...)
 }
 
-// restoreEmptied restores for STATUS, which waits for no lock. It skips folders with a boot file, because another program's DEL may have
-// removed a single lease just before its namespace. Before the first ADD of a network in this boot, there is nothing to restore.
-func restoreEmptied(path string, r *plugin.Request) error {
+// restoreLost restores for STATUS, which waits for no lock: everything if the folder has no boot file, otherwise only if a range set has
+// fewer leases than the network has records, so that STATUS usually opens no record. Leases of dead pods can hide a missing one from it.
+// Before the first ADD of a network in this boot, there is nothing to restore.
+func restoreLost(path string, usage []Usage, r *plugin.Request) error {
 	networks, err := attachment.Networks()
-	if _, missing := os.Lstat(filepath.Join(path, bootFile)); missing == nil || !slices.Contains(networks, r.Network) {
+	if err != nil || !slices.Contains(networks, r.Network) {
 		return err
+	}
+	if _, err := os.Lstat(filepath.Join(path, bootFile)); err == nil {
+		pods := countRecords(r.Network)
+		if !slices.ContainsFunc(usage, func(u Usage) bool { return u.Leased < pods }) {
+			return nil
+		}
+		return restoreAll(r.Log, attachment.Trying, func(rec attachment.Record) bool { return rec.Network == r.Network })
 	}
 	l, err := openLeases(makeFolder, path, r.Network, r.Log, attachment.Trying)
 	if err != nil {
@@ -49,6 +57,14 @@ func restoreEmptied(path string, r *plugin.Request) error {
 	defer l.close()
 	err = l.markBoot()
 	return errors.Join(append(l.unread, err)...)
+}
+
+// countRecords returns the number of a network's attachments whose addresses are leased. With a bridge, sriov records only further VFs.
+func countRecords(network string) int {
+	if n := attachment.Count(network, "bridge") + attachment.Count(network, "host-local"); n > 0 {
+		return n
+	}
+	return attachment.Count(network, "sriov")
 }
 
 // restore creates the missing leases of this folder. Addresses of attachments that another process has locked become reserved instead,

@@ -29,11 +29,12 @@ func status(r *plugin.Request) error {
 	if err := store.Writable(cfg.Dir); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
-	attachment.ReportRestore(r, attachment.Trying, restoreEmptied(cfg.Dir, r))
-	full, err := cfg.exhaustedSets()
+	usage, err := cfg.usage()
 	if err != nil {
-		return err
+		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
+	attachment.ReportRestore(r, attachment.Trying, restoreLost(cfg.Dir, usage, r))
+	full := cfg.exhaustedSets(usage)
 	cfg.logExhausted(r, full)
 	if len(full) > 0 && cfg.Strict {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "no IP addresses available in range set: %s", full[0]),
@@ -58,14 +59,10 @@ func (c Config) logExhausted(r *plugin.Request, full []string) {
 }
 
 // exhaustedSets describes the range sets without a free address or one that ADD could take from a pod of an earlier boot.
-func (c Config) exhaustedSets() (full []string, err error) {
-	usage, err := c.usage()
-	if err != nil {
-		return nil, plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
-	}
+func (c Config) exhaustedSets(usage []Usage) (full []string) {
 	usage = slices.DeleteFunc(usage, func(u Usage) bool { return !u.Full() })
 	if len(usage) == 0 {
-		return nil, nil
+		return nil
 	}
 	l, all, _ := readLeases(c.Dir) // without the boot file, no lease is of an earlier boot
 	for _, u := range usage {
@@ -73,7 +70,7 @@ func (c Config) exhaustedSets() (full []string, err error) {
 			full = append(full, fmt.Sprintf("%s: %s in %s", u.Set, u, c.Dir))
 		}
 	}
-	return full, nil
+	return full
 }
 
 // Usage describes how many addresses of a range set are leased.
