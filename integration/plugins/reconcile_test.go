@@ -25,6 +25,9 @@ type gcLab struct {
 	conf    string
 }
 
+// tasks is the folder with which containerd says what it runs.
+const tasks = "/run/containerd/io.containerd.runtime.v2.task"
+
 func newCollector(t *testing.T) gcLab {
 	t.Helper()
 	harness.Need(t, "bridge", "host-local", "portmap", "bandwidth")
@@ -33,7 +36,6 @@ func newCollector(t *testing.T) gcLab {
 	if err := os.WriteFile(filepath.Join(c.conf, "10.conflist"), conflist, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	const tasks = "/run/containerd/io.containerd.runtime.v2.task"
 	if err := os.MkdirAll(tasks, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -194,4 +196,48 @@ func TestLeftAlone(t *testing.T) {
 	says(gc(0, "--conf-dir", t.TempDir(), "--bin-dir", harness.BinDir()), "has no configuration in", "1 removed, 0 left")
 	before.Clean(t, "GC by records alone")
 	says(gc(2, "--conf-dir", filepath.Join(c.conf, "none")), "no such file")
+}
+
+// TestGCOfReference: `podlace gc` removes the hostPort and masquerade rules that the reference plugins made for a dead pod with its lease,
+// also in a network whose configuration is gone, so that the hostPort does not lead to the next pod with the address.
+func TestGCOfReference(t *testing.T) {
+	harness.Need(t, "podlace")
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			harness.NeedBackend(t, backend)
+			if !harness.Present(harness.ReferenceDir(), "bridge") {
+				t.Skip("SKIPPED: no reference plugins")
+			}
+			c := newCollector(t)
+			theirs, err := harness.OpenNetwork(harness.ChainOf(t, "1.0.0", backend), t.TempDir(), nil)
+			kerneltest.Must(t, err)
+			theirs.CNI = libcni.NewCNIConfigWithCacheDir([]string{harness.ReferenceDir()}, t.TempDir(), theirs.Exec())
+			stays, lost := harness.NewPod(t, "reference-stays"), harness.NewPod(t, "reference-lost")
+			rt := harness.Attachment(stays, "reference-stays", nil)
+			theirs.Must(t, "ADD", rt) // creates the shared state
+			t.Cleanup(func() { theirs.Must(t, "DEL", rt) })
+			first := harness.Attachment(lost, "reference-first", harness.Capabilities())
+			theirs.Must(t, "ADD", first)
+			theirs.Must(t, "DEL", first)
+			before := harness.Watch(t)
+			theirs.Must(t, "ADD", harness.Attachment(lost, "reference-lost", harness.Capabilities()))
+			kerneltest.Must(t, lost.Close())
+			leases, _ := filepath.Glob("/var/lib/cni/networks/" + theirs.List.Name + "/[0-9f]*")
+			for _, path := range leases {
+				kerneltest.Must(t, os.Chtimes(path, time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)))
+			}
+			task := filepath.Join(tasks, "k8s.io/reference-stays")
+			kerneltest.Must(t, os.MkdirAll(task, 0o755))
+			conf := c.conf
+			if backend == "iptables" {
+				conf = t.TempDir()
+			}
+			out, err := exec.Command(filepath.Join(harness.BinDir(), "podlace"), "gc", "--yes", "--conf-dir", conf,
+				"--bin-dir", harness.BinDir()).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "1 removed, 0 left") {
+				t.Errorf("%v\n%s", err, out)
+			}
+			before.Clean(t, "podlace gc of a pod of the reference")
+		})
+	}
 }

@@ -86,6 +86,15 @@ func delDevice(r *plugin.Request, host *kernel.Node, name string) error {
 	return deleteLimits(host, state{Link: from.Name, Index: from.Index, IFB: name, Clsact: true})
 }
 
+// RemoveUnrecorded removes the ifb devices of a dead attachment that no record names.
+func RemoveUnrecorded(host *kernel.Node, key attachment.Key) error {
+	var errs []error
+	for _, hash := range key.ReferenceHashes(pluginName) {
+		errs = append(errs, delDevice(&plugin.Request{}, host, devicePrefix+hash[:12]))
+	}
+	return errors.Join(errs...)
+}
+
 // restoreReferenceRedirects replaces redirects of the reference plugin, which do not match short frames, if their attachment has no record.
 func restoreReferenceRedirects(host *kernel.Node, log *slog.Logger) error {
 	pairs, err := host.RedirectedLong()

@@ -258,7 +258,7 @@ func TestGCWaitsForNoAttachment(t *testing.T) {
 	}
 }
 
-// The first STATUS in a folder without a boot file reads a record to find its missing lease and again under its lock, and a second one none.
+// The first STATUS in a folder without a boot file reads a record to find the missing lease and again under its lock, the second one none.
 func TestStatusScansOnce(t *testing.T) {
 	l := newLab(t, one)
 	l.record("bridge", "a", map[string]any{"addresses": []string{"10.1.2.9/24"}})

@@ -105,11 +105,12 @@ func (p *Plan) covers(kind string) bool {
 // Collect calls GC of the plugins, which removes the network's dead attachments, and continues if one fails. An attachment that is missing
 // from list is never removed.
 func (p Plan) Collect(list []*Attachment) error {
-	valid, dead := p.lists(list)
+	kept, err := p.removeUnrecorded(list)
+	errs := []error{err}
+	valid, dead := p.lists(list, kept)
 	if len(dead) == 0 {
-		return nil
+		return err
 	}
-	var errs []error
 	for _, pl := range p.Run {
 		if err := p.gc(pl, valid, dead); err != nil {
 			errs = append(errs, fmt.Errorf("network %s: %s: %w", p.Network.Name, pl.Type, err))
@@ -118,7 +119,7 @@ func (p Plan) Collect(list []*Attachment) error {
 	return errors.Join(errs...)
 }
 
-func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
+func (p Plan) lists(list []*Attachment, kept map[*Attachment]bool) (valid, dead []plugin.Attachment) {
 	valid = []plugin.Attachment{}
 	known := map[plugin.Attachment]bool{}
 	for _, a := range list {
@@ -127,7 +128,7 @@ func (p Plan) lists(list []*Attachment) (valid, dead []plugin.Attachment) {
 			continue
 		}
 		known[of] = true
-		if a.Dead != "" {
+		if a.Dead != "" && !kept[a] {
 			dead = append(dead, of)
 		} else {
 			if of.IfName == "" { // the specification requires a name, and any name matches a lease in the old format
