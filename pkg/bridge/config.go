@@ -15,8 +15,6 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-const defaultBridge = "cni0"
-
 // Config is the validated configuration of a request.
 type Config struct {
 	Bridge         string
@@ -87,7 +85,7 @@ func Parse(r *plugin.Request) (Config, error) {
 		DAD: raw.EnableDAD, LeaveDown: raw.DisableContainerInterface,
 		MACSpoofCheck: raw.MacSpoofChk, AntiSpoof: raw.AntiSpoof, StrictCheck: raw.StrictCheck}
 	if c.Bridge == "" {
-		c.Bridge = defaultBridge
+		c.Bridge = ipam.DefaultBridge
 	}
 	if dns := raw.DNS; len(dns.Nameservers)+len(dns.Search)+len(dns.Options) > 0 || dns.Domain != "" {
 		c.DNS = &dns

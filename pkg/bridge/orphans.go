@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -119,7 +120,7 @@ func createBridge(host *kernel.Node, name string) (link kernel.Link, err error) 
 // prepareNewBridge pins the MAC of a bridge that is new to the network and restores the orphans. A bridge is new, even if it is up, if its
 // ifindex or MAC differs from that in the network's note file.
 func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
-	note, identity := "bridge-"+bridge.Name, fmt.Sprint(bridge.Index, " ", bridge.MAC)
+	note, identity := ipam.BridgeNote(bridge.Name), fmt.Sprint(bridge.Index, " ", bridge.MAC)
 	last, noted := attachment.ReadNote(j.att.Network, note)
 	if noted && last == identity {
 		j.restoreOrphans(bridge, orphans)

@@ -3,7 +3,6 @@
 package bridge
 
 import (
-	"encoding/json"
 	"errors"
 	"net/netip"
 	"slices"
@@ -116,15 +115,7 @@ func provenPodSide(r *plugin.Request, host *kernel.Node, link kernel.Link) (side
 }
 
 // NameIn returns the name of the bridge in a configuration, whose other parts may be invalid.
-func NameIn(config []byte) string {
-	conf := struct {
-		Bridge string `json:"bridge"`
-	}{defaultBridge}
-	if json.Unmarshal(config, &conf) != nil || conf.Bridge == "" {
-		return defaultBridge
-	}
-	return conf.Bridge
-}
+func NameIn(config []byte) string { return ipam.BridgeIn(config) }
 
 // deleteHostSide deletes the reference plugin's veth pair on the node, if the pod's namespace is unknown but may still exist. prevResult
 // must contain the name and MAC of the host side, and its bridge. This spares the veth pair of a VLAN's gateway, which pods share, because

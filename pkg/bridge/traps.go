@@ -51,7 +51,7 @@ func unloggedFindings(config []byte, pods []netip.Prefix, node []kernel.Subnet) 
 	}
 	name := raw.Bridge
 	if name == "" {
-		name = defaultBridge
+		name = ipam.DefaultBridge
 	}
 	own := []string{name, fmt.Sprintf("%s.%d", name, raw.Vlan)}
 	others := slices.DeleteFunc(slices.Clone(node), func(s kernel.Subnet) bool { return slices.Contains(own, s.Link) })

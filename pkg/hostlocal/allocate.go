@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -24,6 +27,7 @@ type allocation struct {
 	r      *plugin.Request
 	l      *leases
 	host   *kernel.Node
+	beside []string       // the other networks on the request's bridge
 	mine   []netip.Addr   // taken by this ADD
 	given  []netip.Prefix // as mine, with the prefix length of their subnet
 	taken  []netip.Addr   // of all leases, in their order; nil until the folder has been listed
@@ -33,6 +37,9 @@ type allocation struct {
 // allocateAll takes one address from each range set. After an error, the caller calls giveBack.
 func (a *allocation) allocateAll(cfg Config) (ips []*types100.IPConfig, err error) {
 	if a.host, err = attachment.Host(a.r); err != nil {
+		return nil, err
+	}
+	if a.beside, err = networksBeside(a.r); err != nil {
 		return nil, err
 	}
 	requests := cfg.requests
@@ -104,6 +111,9 @@ func (a *allocation) takeRequested(set RangeSet, addr netip.Addr) error {
 	}
 	is, leased := a.l.read(addr)
 	reason := "the node has it or a route to it"
+	if network := a.leasedBeside(addr); network != "" {
+		reason = "network " + network + ", which has the same bridge, has leased it"
+	}
 	if leased {
 		if _, ok, err := a.reclaim(set, []lease{is}); ok || err != nil {
 			return err
@@ -164,6 +174,9 @@ func (a *allocation) take(addr netip.Addr) (bool, error) {
 	if !ok || err != nil {
 		return false, err
 	}
+	if a.leasedBeside(addr) != "" {
+		return false, a.l.dir.Remove(addr.String())
+	}
 	if a.isForeign(addr) {
 		a.r.Log.Warn("the node has this address or a route to it alone, so it is not assigned", "address", addr)
 		return false, a.l.dir.Remove(addr.String())
@@ -177,6 +190,30 @@ func (a *allocation) take(addr netip.Addr) (bool, error) {
 func (a *allocation) isForeign(addr netip.Addr) bool {
 	m, err := a.host.MatchRoute(addr)
 	return err == nil && m.Dst.IsSingleIP()
+}
+
+// networksBeside returns the other networks on the request's bridge, by the notes of bridge. Their pods may have addresses of the same range.
+func networksBeside(r *plugin.Request) (beside []string, err error) {
+	note := ipam.BridgeNote(ipam.BridgeIn(r.Config))
+	if _, noted := attachment.ReadNote(r.Network, note); !noted {
+		return nil, nil
+	}
+	networks, err := attachment.Networks()
+	return slices.DeleteFunc(networks, func(network string) bool {
+		_, noted := attachment.ReadNote(network, note)
+		return network == r.Network || !noted
+	}), err
+}
+
+// leasedBeside returns the network on the same bridge that has leased an address, or "". The caller has created its own lease, so of two
+// simultaneous ADDs at least one sees the other's.
+func (a *allocation) leasedBeside(addr netip.Addr) string {
+	for _, network := range a.beside {
+		if _, err := os.Lstat(filepath.Join(filepath.Dir(a.l.dir.Path()), network, addr.String())); err == nil {
+			return network
+		}
+	}
+	return ""
 }
 
 // pickRequest returns the address that the pod requests from the set, and the requests for other sets. It drops those for the same set from

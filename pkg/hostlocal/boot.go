@@ -107,7 +107,8 @@ func (l *leases) isReusable(set RangeSet, is lease) bool {
 }
 
 // reclaim takes a leased address of a set, the oldest first, if the lease is torn or of an earlier boot, the address has no route of its
-// own, and no host answers for it. Other leases of an earlier boot whose address stays silent are deleted, so the next ADD needs no probe.
+// own and no lease in another network of the bridge, and no host answers for it. Other leases of an earlier boot whose address stays silent
+// are deleted, so the next ADD needs no probe.
 func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool, err error) {
 	candidates := map[netip.Addr]lease{}
 	for _, is := range all {
@@ -119,7 +120,7 @@ func (a *allocation) reclaim(set RangeSet, all []lease) (got netip.Addr, ok bool
 	var old []netip.Addr
 	for _, addr := range slices.SortedFunc(maps.Keys(candidates), byTime) {
 		is := candidates[addr]
-		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) || a.isForeign(is.addr) {
+		if len(old) == maxProbed && !is.torn() || !a.l.isReusable(set, is) || a.leasedBeside(is.addr) != "" || a.isForeign(is.addr) {
 			continue
 		}
 		if is.torn() {

@@ -2,7 +2,10 @@
 
 package ipam
 
-import "encoding/json"
+import (
+	"cmp"
+	"encoding/json"
+)
 
 // ChainedSuffix ends the name of the network under which a chained plugin requests the leases of its VFs. Those under the name without it
 // belong to the main plugin, whose GC would delete leases of VF interfaces, because the runtime does not pass these interfaces to GC.
@@ -25,6 +28,21 @@ func Type(object json.RawMessage) string {
 	_ = json.Unmarshal(object, &keys)
 	return keys.Type
 }
+
+// DefaultBridge is the bridge of a configuration that names none.
+const DefaultBridge = "cni0"
+
+// BridgeIn returns the name of the bridge in a configuration, whose other parts may be invalid.
+func BridgeIn(config []byte) string {
+	var keys struct {
+		Bridge string `json:"bridge"`
+	}
+	_ = json.Unmarshal(config, &keys)
+	return cmp.Or(keys.Bridge, DefaultBridge)
+}
+
+// BridgeNote returns the name of the note that each network on a bridge has since its first ADD.
+func BridgeNote(bridge string) string { return "bridge-" + bridge }
 
 // WithKey returns a copy of a configuration in which a key has another value.
 func WithKey(config []byte, key string, value json.RawMessage) []byte {

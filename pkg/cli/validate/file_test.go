@@ -210,8 +210,10 @@ func TestClashes(t *testing.T) {
 	for name, c := range map[string]struct {
 		second, want string
 	}{
-		"one name":    {strings.Replace(bridgeNet, "10.7.", "10.8.", 1), `g:3:3: name: warning: network "a" is in f already`},
-		"one subnet":  {other, `g:6:51: plugins[0].ipam.ranges[0][0].subnet: error: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f`},
+		"one name":   {strings.Replace(bridgeNet, "10.7.", "10.8.", 1), `g:3:3: name: warning: network "a" is in f already`},
+		"one bridge": {other, `g:6:51: plugins[0].ipam.ranges[0][0].subnet: warning: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f: either`},
+		"two bridges": {strings.Replace(other, "cni0", "cni1", 1),
+			`g:6:51: plugins[0].ipam.ranges[0][0].subnet: error: subnet 10.7.0.0/16 overlaps 10.7.0.0/16 of network "a" in f: the leases`},
 		"definitions": {"kind: NetworkAttachmentDefinition\nmetadata: {name: x}\nspec: {config: '" + strings.ReplaceAll(bridgeNet, "\n", " ") + "'}", ""},
 		"apart":       {strings.Replace(other, "10.7.", "10.8.", 1), ""},
 	} {

@@ -287,10 +287,14 @@ func (c *checker) clashes() {
 func (c *checker) clashOfSubnets(earlier, later network) {
 	for _, a := range earlier.subnets {
 		for _, b := range later.subnets {
-			if a.clashes(b) {
-				c.add(later.part, b.at, plugin.SubnetOverlap, true, "subnet %s overlaps %s of network %q in %s: the leases are per network, so that two pods "+
-					"get one address", b.Prefix, a.Prefix, earlier.name, earlier.file)
+			if !a.clashes(b) {
+				continue
 			}
+			shared := a.bridge != "" && a.bridge == b.bridge
+			effect := map[bool]string{false: "the leases are per network, so that two pods get one address",
+				true: "either network can use up the range, as ADD skips what the other one has leased"}[shared]
+			c.add(later.part, b.at, plugin.SubnetOverlap, !shared, "subnet %s overlaps %s of network %q in %s: %s", b.Prefix, a.Prefix, earlier.name,
+				earlier.file, effect)
 		}
 	}
 }
