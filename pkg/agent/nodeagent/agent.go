@@ -337,6 +337,7 @@ func (a *agent) writeConflist(why cause) {
 	}
 	first, readErr := shadowing(a.config.ConfDir)
 	if err == nil && readErr == nil && len(first) > 0 && a.config.TakeOver {
+		a.warnOfLeases(first)
 		if err = takeOver(a.config.ConfDir, first); err == nil {
 			a.logChanges("conflist", why, len(first), "took over: other configurations of the runtime got the suffix "+backup,
 				"folder", a.config.ConfDir, "files", strings.Join(first, " "))
