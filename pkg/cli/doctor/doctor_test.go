@@ -238,7 +238,7 @@ func stateCases() map[string]breakage {
 			for _, a := range []string{"2", "3", "4", "5", "6"} {
 				l.lease("10.91.0." + a)
 			}
-		}, "error network \"pods\" has no addresses left | 5 of 5 addresses are leased"},
+		}, "error network \"pods\" has no addresses left | 5 of 5 addresses are leased of 10.91.0.1-10.91.0.6 | podlace gc while the runtime runs: by"},
 		"bad range": {"addresses", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", "10.91.0.0/33", 1))
 		}, "error network \"pods\" has no usable addresses"},

@@ -37,14 +37,14 @@ func (n *node) addresses() (found []Finding) {
 	for _, net := range n.ownNetworks() {
 		for _, p := range net.Plugins {
 			if plugin.Kind(p.IPAM) == "host-local" {
-				found = append(found, addressesOf(net, p)...)
+				found = append(found, n.addressesOf(net, p)...)
 			}
 		}
 	}
 	return append(found, n.changedSubnets()...)
 }
 
-func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
+func (n *node) addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 	r := &plugin.Request{Plugin: "host-local", Network: net.Name, CNIVersion: net.CNIVersion, Config: p.Config(),
 		Log: slog.New(slog.DiscardHandler)}
 	usage, err := hostlocal.ReadUsage(r)
@@ -60,7 +60,7 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		f := Finding{Level: Warning, Code: "addresses-few", What: fmt.Sprintf("network %q has few addresses left", net.Name),
 			Evidence:    fmt.Sprintf("%s of %s", u, u.Set),
 			Consequence: "new pods wait once all are leased",
-			Command:     "podlace gc --yes; then enlarge the range, or move pods to another node"}
+			Command:     n.adviceForLeases(net.Name)}
 		if u.Full() {
 			f.Level, f.Code, f.What = Error, "addresses-none", fmt.Sprintf("network %q has no addresses left", net.Name)
 			f.Consequence = "new pods wait until another pod ends"
@@ -68,6 +68,23 @@ func addressesOf(net reconcile.Network, p reconcile.Plugin) (found []Finding) {
 		found = append(found, f)
 	}
 	return found
+}
+
+// adviceForLeases returns how to get addresses of a network: by gc only if it can find dead pods. A lease alone names no namespace, so gc
+// needs a runtime that does not know its container.
+func (n *node) adviceForLeases(network string) string {
+	has := func(state string) bool {
+		return slices.ContainsFunc(n.attachmentsIn(state), func(a *reconcile.Attachment) bool { return a.Network == network })
+	}
+	const more = "enlarge the range, or move pods to another node"
+	switch {
+	case has(reconcile.Gone):
+		return "podlace gc --yes; then " + more
+	case has(reconcile.Unknown):
+		return "podlace gc while the runtime runs: by its list of pods it judges leases without a namespace, such as the reference plugins' of " +
+			"before a reboot; then " + more
+	}
+	return more
 }
 
 // records reports attachments whose pods are gone, live ones without a lease, and damaged record files.
