@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
+
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/nft"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -51,4 +54,29 @@ func TestGuardOfNewConfiguration(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestGuardOfAnotherVersion: ADD replaces the rules of a guard that another version of the plugin wrote, and CHECK reports them until then.
+func TestGuardOfAnotherVersion(t *testing.T) {
+	l := newLab(t, "name", "versions", "bridge", "btver", "antiSpoof", true)
+	a := l.add("a")
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := nft.TableOf(nft.GuardTable).Netlink()
+	set, err := c.GetSetByName(table, "schema")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark, err := c.GetSetElements(set)
+	if err != nil || len(mark) != 1 {
+		t.Fatal(mark, err)
+	}
+	older := mark[0]
+	older.Key = nft.BigEndian(guardSchema().Version - 1)
+	kerneltest.Must(t, c.SetDeleteElements(set, mark), c.SetAddElements(set, []nftables.SetElement{older}), c.Flush())
+	l.Fails(a.check(), plugin.CodeStateDiffers, "the rules of nftables table bridge podlace_guard are those of another version")
+	l.other().add("b")
+	l.OK(a.check())
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func guardSchema() nft.Schema {
-	return nft.Schema{Table: nft.GuardTable, Version: 3, Build: buildGuards}
+	return nft.Schema{Table: nft.GuardTable, Version: 4, Build: buildGuards}
 }
 
 // guardPriority makes the chain run before all bridge code, so that the bridge does not learn the source MAC of a dropped frame.
@@ -57,7 +57,7 @@ func buildGuards(r nft.Ruleset) error {
 		}
 	}
 	mac, arp, ip, igmp := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("igmp", nil, 0, "")
-	ip6, icmp6, all := g.Chain("ip6", nil, 0, ""), g.Chain("icmp6", nil, 0, ""), g.Chain("guard", nil, 0, "")
+	ip6, icmp6, nd, all := g.Chain("ip6", nil, 0, ""), g.Chain("icmp6", nil, 0, ""), g.Chain("nd", nil, 0, ""), g.Chain("guard", nil, 0, "")
 	g.Rule(mac, slices.Concat(g.notOwnedByPort(etherSource(), "macs"), nft.Drop())...)
 	g.Rule(mac, slices.Concat(toBridge(), nft.Drop())...)
 	for _, to := range []struct {
@@ -71,7 +71,8 @@ func buildGuards(r nft.Ruleset) error {
 	g.addIPRules(ip, igmp)
 	g.addIGMPRules(igmp)
 	g.addIP6Rules(ip6, icmp6)
-	g.addICMP6Rules(icmp6)
+	g.addICMP6Rules(icmp6, nd)
+	g.addNDRules(nd)
 	base := g.Chain(guardChain, nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
 	for _, to := range []struct {
 		set   string
@@ -154,6 +155,11 @@ func transport(offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
 }
 
+// transportValue loads a field behind the network header into regValue, which follows the interface name in regLink.
+func transportValue(offset, length uint32) expr.Any {
+	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
+}
+
 // UDP ports of DHCP. The rules match the client's, because it accepts an answer from any server port.
 const (
 	dhcpClient, dhcpServer = 68, 67
@@ -223,9 +229,7 @@ const (
 func icmp6(kind byte) []expr.Any { return matchMessage(unix.IPPROTO_ICMPV6, kind) }
 
 // targetAddress loads the target address of a neighbour discovery message.
-func targetAddress() expr.Any {
-	return &expr.Payload{DestRegister: regValue, Base: expr.PayloadBaseTransportHeader, Offset: target6, Len: 16}
-}
+func targetAddress() expr.Any { return transportValue(target6, 16) }
 
 // addIP6Rules accepts IPv6 packets from the pod's own addresses, but none that only routers and DHCP servers send. It drops packets with an
 // authentication header (AH), because a bridge looks for multicast queries behind it, and nftables does not.
@@ -237,17 +241,56 @@ func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
 }
 
 // addICMP6Rules accepts an ICMPv6 message if the pod owns all addresses that it claims. It drops those of routers and multicast queriers.
-// From the unspecified address, a pod may solicit routers, join groups and probe for its own addresses.
-func (g guardRules) addICMP6Rules(chain *nftables.Chain) {
+// From the unspecified address, a pod may join groups.
+func (g guardRules) addICMP6Rules(chain, nd *nftables.Chain) {
 	own := g.ownedByPort(networkField(source6, 16), "addresses6")
 	unspecified := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
 	g.dropAll(chain, icmp6(mldQuery), icmp6(routerAdvert), icmp6(redirect), icmp6(mrdAdvert), icmp6(mrdEnd))
-	g.Rule(chain, slices.Concat(icmp6(neighAdvert), g.ownedByPort(targetAddress(), "addresses6"), own, nft.Accept())...)
-	g.dropAll(chain, icmp6(neighAdvert)) // also a fragment without the target
+	for _, kind := range []byte{neighSolicit, neighAdvert, routerSolicit} {
+		g.Rule(chain, append(icmp6(kind), &expr.Verdict{Kind: expr.VerdictGoto, Chain: nd.Name})...)
+	}
 	g.Rule(chain, slices.Concat(own, nft.Accept())...)
-	g.Rule(chain, slices.Concat(unspecified, icmp6(neighSolicit), g.ownedByPort(targetAddress(), "addresses6"), nft.Accept())...)
-	for _, kind := range []byte{routerSolicit, mldReport, mldDone, mldReport2} {
+	for _, kind := range []byte{mldReport, mldDone, mldReport2} {
 		g.Rule(chain, slices.Concat(unspecified, icmp6(kind), nft.Accept())...)
+	}
+	g.Rule(chain, nft.Drop()...)
+}
+
+// Options of neighbour discovery (RFC 4861, RFC 3971). Those that a pod needs have 8 octets.
+const (
+	sourceMAC  = 1
+	targetMAC  = 2
+	nonce      = 14
+	optionSize = 8
+)
+
+// bareSize matches messages of neighbour discovery that are size octets long and follow the IPv6 header directly: no further option, header
+// or fragment can hide in them.
+func bareSize(size byte) []expr.Any {
+	return []expr.Any{nft.Network(1, 4, 3), nft.Equal([]byte{0, size, unix.IPPROTO_ICMPV6})}
+}
+
+// withOption matches messages of neighbour discovery of size octets that are followed by exactly one option, which is of the given kind.
+func withOption(size, kind byte) []expr.Any {
+	return append(bareSize(size+optionSize), transport(uint32(size), 2), nft.Equal([]byte{kind, optionSize / 8}))
+}
+
+// addNDRules accepts neighbour discovery (RFC 4861) that leads neighbours only to the port's own addresses and MAC. From the unspecified
+// address, a pod may solicit routers and probe for its own addresses, with or without a nonce (RFC 7527).
+func (g guardRules) addNDRules(chain *nftables.Chain) {
+	const neighbour, router = 24, 8 // octets of the messages without options
+	own := g.ownedByPort(networkField(source6, 16), "addresses6")
+	unspecified := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
+	accept := func(matched ...[]expr.Any) { g.Rule(chain, slices.Concat(append(matched, nft.Accept())...)...) }
+	g.dropAll(chain, append(icmp6(neighAdvert), g.notOwnedByPort(targetAddress(), "addresses6")...))
+	for _, m := range []struct{ kind, size, option byte }{
+		{neighSolicit, neighbour, sourceMAC}, {neighAdvert, neighbour, targetMAC}, {routerSolicit, router, sourceMAC}} {
+		accept(icmp6(m.kind), bareSize(m.size), own)
+		accept(icmp6(m.kind), withOption(m.size, m.option), g.ownedByPort(transportValue(uint32(m.size)+2, 6), "macs"), own)
+	}
+	accept(unspecified, icmp6(routerSolicit), bareSize(router))
+	for _, size := range [][]expr.Any{bareSize(neighbour), withOption(neighbour, nonce)} {
+		accept(unspecified, icmp6(neighSolicit), size, g.ownedByPort(targetAddress(), "addresses6"))
 	}
 	g.Rule(chain, nft.Drop()...)
 }

@@ -3,6 +3,7 @@
 package bridge
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -112,7 +113,9 @@ func TestReservedRestored(t *testing.T) {
 	for _, verb := range []string{"STATUS", "GC"} {
 		l.run("ip link set dev " + a.hostVeth() + " type bridge_slave group_fwd_mask 0")
 		l.Fails(a.check(), plugin.CodeStateDiffers, "group_fwd_mask is missing")
-		l.run("nft delete element bridge podlace_guard schema '{ 3 }'; nft add element bridge podlace_guard schema '{ 2 }'")
+		version := int(guardSchema().Version)
+		l.run(fmt.Sprintf("nft delete element bridge podlace_guard schema '{ %d }'; nft add element bridge podlace_guard schema '{ %d }'",
+			version, version-1))
 		l.OK(l.Call(verb, "", "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}}))
 		l.OK(a.check())
 	}
