@@ -290,6 +290,10 @@ func (p pair) forgeries() []frame {
 		{"S-23 neighbour advertisement, first fragment without its target", forgery, p.in6(44, fragment(58, 1), claim[:8])},
 		{"S-23 duplicate address detection of the victim", forgery,
 			icmp(p.v.mac, p.m.mac, zero6, netip.MustParseAddr("ff02::1"), neighSolicit, none, p.v.v6.AsSlice())},
+		{"S-25 ICMP error, first fragment without the address", forgery,
+			p.in4(unix.IPPROTO_ICMP, moreFragments, nil, p.quoting4(p.v, 3, 4, p.v.v4, gateway4)[34:58])},
+		{"S-25 ICMPv6 error, first fragment without the address", forgery,
+			p.in6(44, fragment(58, 1), p.quoting6(p.v, 2, p.v.v6, gateway6)[54:86])},
 		{"S-20 ARP probe for the victim", forgery, arpFrame(p.v.mac, p.m.mac, 1, p.m.mac, zero4, p.v.v4)},
 	}
 }

@@ -28,11 +28,14 @@ const (
 	regValue = 2
 )
 
-// Byte offsets of the source address in the IP header, and of the target address in a neighbour discovery message (ICMPv6).
+// Byte offsets of the source address in the IP header, of the target address in a neighbour discovery message (ICMPv6), and of the
+// destination address of the packet that an ICMP error quotes.
 const (
 	source4 = 12
 	source6 = 8
 	target6 = 8
+	quoted4 = 8 + 16
+	quoted6 = 8 + 24
 )
 
 type guardRules struct{ nft.Ruleset }
@@ -143,6 +146,7 @@ func matchOtherProtocol(protocol byte) []expr.Any {
 }
 
 // matchMessage matches ICMP, IGMP and ICMPv6 messages of the given type. Only a first fragment matches, because later ones lack the type.
+// No type may be 0x60 to 0x6f: in a later IPv6 fragment, some kernels compare the first byte of the IPv6 header instead.
 func matchMessage(protocol, kind byte) []expr.Any {
 	return append(matchProtocol(protocol), transport(0, 1), nft.Equal([]byte{kind}))
 }
@@ -175,12 +179,15 @@ const (
 
 // Message types of ICMP (RFC 792, RFC 1256) and IGMP (RFC 2236, RFC 3376).
 const (
-	redirect4 = 5
-	advert4   = 9
-	report4   = 0x12
-	report4v2 = 0x16
-	leave4    = 0x17
-	report4v3 = 0x22
+	unreachable4 = 3 // also "fragmentation needed"
+	redirect4    = 5
+	advert4      = 9
+	exceeded4    = 11
+	parameter4   = 12
+	report4      = 0x12
+	report4v2    = 0x16
+	leave4       = 0x17
+	report4v3    = 0x22
 )
 
 func (g guardRules) dropAll(chain *nftables.Chain, what ...[]expr.Any) {
@@ -189,11 +196,22 @@ func (g guardRules) dropAll(chain *nftables.Chain, what ...[]expr.Any) {
 	}
 }
 
+// addErrorRules accepts ICMP errors of an owned source that quote a packet to an owned address, as those of a router that masquerades do.
+// Others could lower the path MTU of other pods' connections, or end them, so they are dropped.
+func (g guardRules) addErrorRules(chain *nftables.Chain, set string, source, quoted expr.Any, messages ...[]expr.Any) {
+	for _, message := range messages {
+		g.Rule(chain, slices.Concat(message, g.ownedByPort(source, set), g.ownedByPort(quoted, set), nft.Accept())...)
+		g.dropAll(chain, message)
+	}
+}
+
 // addIPRules accepts IPv4 packets from the pod's own addresses and from a DHCP client without one, but none that only routers and DHCP
 // servers send.
 func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 	g.Rule(chain, append(matchProtocol(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
 	g.dropAll(chain, matchMessage(unix.IPPROTO_ICMP, redirect4), matchMessage(unix.IPPROTO_ICMP, advert4))
+	g.addErrorRules(chain, "addresses4", networkField(source4, 4), transportValue(quoted4, 4), matchMessage(unix.IPPROTO_ICMP, unreachable4),
+		matchMessage(unix.IPPROTO_ICMP, exceeded4), matchMessage(unix.IPPROTO_ICMP, parameter4))
 	g.dropAll(chain, udpTo(dhcpClient), matchProtocol(ospf), matchProtocol(vrrp))
 	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source4, 4), "addresses4"), matchOtherProtocol(pim), nft.Accept())...)
 	discover := append(udpTo(dhcpServer), transport(0, 2), nft.Equal(nft.BigEndian(dhcpClient)))
@@ -211,8 +229,12 @@ func (g guardRules) addIGMPRules(chain *nftables.Chain) {
 	g.Rule(chain, nft.Drop()...)
 }
 
-// Message types of ICMPv6 (RFC 2710, 3810, 4286 and 4861).
+// Message types of ICMPv6 (RFC 2710, 3810, 4286, 4443 and 4861).
 const (
+	unreachable   = 1
+	tooBig        = 2
+	exceeded      = 3
+	parameter     = 4
 	mldQuery      = 130
 	mldReport     = 131
 	mldDone       = 132
@@ -249,6 +271,8 @@ func (g guardRules) addICMP6Rules(chain, nd *nftables.Chain) {
 	for _, kind := range []byte{neighSolicit, neighAdvert, routerSolicit} {
 		g.Rule(chain, append(icmp6(kind), &expr.Verdict{Kind: expr.VerdictGoto, Chain: nd.Name})...)
 	}
+	g.addErrorRules(chain, "addresses6", networkField(source6, 16), transportValue(quoted6, 16), icmp6(unreachable), icmp6(tooBig),
+		icmp6(exceeded), icmp6(parameter))
 	g.Rule(chain, slices.Concat(own, nft.Accept())...)
 	for _, kind := range []byte{mldReport, mldDone, mldReport2} {
 		g.Rule(chain, slices.Concat(unspecified, icmp6(kind), nft.Accept())...)
