@@ -238,6 +238,9 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(hardenedSysctls(j.r.IfName, j.cfg.DAD), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
+	if j.cfg.AntiSpoof { // the guard allows the link-local address of the MAC
+		settings = append(settings, kernel.Sysctl{Path: conf + "addr_gen_mode", Value: "0"})
+	}
 	switch {
 	case l.Has6():
 		settings = append(settings,

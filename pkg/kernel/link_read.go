@@ -81,7 +81,7 @@ const (
 
 // conf6 is the index of each IPv6 setting of a link (DEVCONF_* in include/uapi/linux/ipv6.h).
 var conf6 = map[string]int{"accept_ra": 3, "accept_redirects": 4, "disable_ipv6": 26, "accept_dad": 27, "keep_addr_on_down": 42,
-	"enhanced_dad": 46, "force_forwarding": 59}
+	"enhanced_dad": 46, "addr_gen_mode": 47, "force_forwarding": 59}
 
 // groupBase is the first device group of SetUpLeader. It is large, because admins usually take small numbers.
 const groupBase = 0x4000_0000
