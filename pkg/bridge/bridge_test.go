@@ -118,8 +118,8 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 	}
 }
 
-// TestIPv4PodHasNoIPv6: IPv6 is off on an interface of an IPv4 network, unless the pod gets an IPv6 route, or no addresses at all, because
-// it then configures the interface itself. It always ignores its neighbours' router advertisements, even if the pod enables IPv6 later.
+// TestIPv4PodHasNoIPv6: IPv6 is off on an interface without IPv6 addresses, unless the pod gets an IPv6 route. It always ignores its
+// neighbours' router advertisements, even if the pod enables IPv6 later.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
 	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
@@ -127,7 +127,7 @@ func TestIPv4PodHasNoIPv6(t *testing.T) {
 		keys []any
 		off  string
 	}{"v4": {[]any{"ipam", v4}, "1"}, "both": {nil, "0"}, "route": {[]any{"ipam", route}, "0"},
-		"none": {[]any{"ipam", nil, "isGateway", false, "ipMasq", false}, "0"}} {
+		"none": {[]any{"ipam", nil, "isGateway", false, "ipMasq", false}, "1"}} {
 		t.Run(what, func(t *testing.T) {
 			bridge := "btno6" + what
 			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })

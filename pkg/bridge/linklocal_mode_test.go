@@ -3,9 +3,12 @@
 package bridge
 
 import (
+	"bytes"
+	"net"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/integration/kerneltest"
 )
@@ -40,4 +43,30 @@ func TestLinkLocalOfGuardedPod(t *testing.T) {
 			a.OK(a.Call("DEL", what, "antiSpoof", guarded))
 		}
 	}
+}
+
+// TestPortWithoutAddressesIsSilent: a port without addresses sends nothing by itself, so the neighbours do not learn a fixed MAC, such as
+// that of a virtual machine that still runs elsewhere. Another plugin may enable IPv6 later.
+func TestPortWithoutAddressesIsSilent(t *testing.T) {
+	l := newLab(t, "name", "silent", "bridge", "btsil", "isGateway", false, "ipMasq", false, "ipam", object{})
+	in := l.add("v").tap()
+	mac := net.HardwareAddr{2, 0, 0, 0, 0x53, 1}
+	m := l.other().add("m", "capabilities", object{"mac": true}, "runtimeConfig", object{"mac": mac.String()})
+	end := ether(net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, mac, 0x88b5, make([]byte, 46))
+	if _, err := unix.Write(m.tap(), end); err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20})
+	buf := make([]byte, 2048)
+	for !bytes.Equal(buf[:len(end)], end) {
+		n, _, err := unix.Recvfrom(in, buf, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Equal(buf[6:12], mac) && !bytes.Equal(buf[:n], end) {
+			t.Errorf("the port sent %x", buf[:n])
+		}
+	}
+	kerneltest.Must(t, m.runInPod("sysctl -qw net.ipv6.conf.eth0.disable_ipv6=0"))
+	m.OK(m.check())
 }

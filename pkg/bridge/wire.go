@@ -232,9 +232,9 @@ func (j *job) awaitAddresses(in *kernel.NS, link kernel.Link, addresses ...netip
 	return nil
 }
 
-// podSettings returns the sysctls for the pod's interface. In an IPv4 network they switch IPv6 off, because the link-local address would
-// bypass policies for the pod's IPv4 address (CVE-2024-32473), and the kernel would announce it to every bridge port. The other IPv6
-// sysctls take effect if the pod enables IPv6 later.
+// podSettings returns the sysctls for the pod's interface. Without an IPv6 address or route they switch IPv6 off, because the link-local
+// address would bypass policies for the pod's IPv4 address (CVE-2024-32473), and the kernel would announce it and the MAC to every bridge
+// port. The other IPv6 sysctls take effect if the pod enables IPv6 later.
 func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 	conf := "ipv6/conf/" + j.r.IfName + "/"
 	settings := append(hardenedSysctls(j.r.IfName, j.cfg.DAD), kernel.Sysctl{Path: conf + "accept_redirects", Value: "0"})
@@ -247,7 +247,7 @@ func (j *job) podSettings(pod kernel.Link, l layer3) []kernel.Sysctl {
 			kernel.Sysctl{Path: "ipv6/conf/lo/disable_ipv6", Value: "0"},
 			kernel.Sysctl{Path: conf + "disable_ipv6", Value: "0"},
 			kernel.Sysctl{Path: conf + "keep_addr_on_down", Value: "1"})
-	case len(l.Addresses) > 0 && !l.routes6():
+	case !l.routes6():
 		settings = append(settings, kernel.Sysctl{Path: conf + "disable_ipv6", Value: "1"})
 	}
 	return pod.Lacks(settings...)
