@@ -213,10 +213,22 @@ func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 	g.addErrorRules(chain, "addresses4", networkField(source4, 4), transportValue(quoted4, 4), matchMessage(unix.IPPROTO_ICMP, unreachable4),
 		matchMessage(unix.IPPROTO_ICMP, exceeded4), matchMessage(unix.IPPROTO_ICMP, parameter4))
 	g.dropAll(chain, udpTo(dhcpClient), matchProtocol(ospf), matchProtocol(vrrp))
+	g.addDHCPRules(chain)
 	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source4, 4), "addresses4"), matchOtherProtocol(pim), nft.Accept())...)
-	discover := append(udpTo(dhcpServer), transport(0, 2), nft.Equal(nft.BigEndian(dhcpClient)))
-	g.Rule(chain, slices.Concat([]expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4))}, discover, nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
+}
+
+// addDHCPRules accepts requests to DHCP servers with the pod's own MAC, because a server may enter it into its neighbour table (RFC 2131
+// section 4.1), and those of relays, whose answers go to the relay.
+func (g guardRules) addDHCPRules(chain *nftables.Chain) {
+	own := g.ownedByPort(networkField(source4, 4), "addresses4")
+	client := slices.Concat(udpTo(dhcpServer), []expr.Any{transport(9, 2), nft.Equal([]byte{1, 6})}, g.ownedByPort(transportValue(36, 6), "macs"))
+	unspecified := []expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4)), transport(0, 2), nft.Equal(nft.BigEndian(dhcpClient))}
+	relayed := []expr.Any{transport(32, 4), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)}}
+	g.Rule(chain, slices.Concat(client, own, nft.Accept())...)
+	g.Rule(chain, slices.Concat(client, unspecified, nft.Accept())...)
+	g.Rule(chain, slices.Concat(udpTo(dhcpServer), relayed, own, nft.Accept())...)
+	g.dropAll(chain, udpTo(dhcpServer))
 }
 
 // addIGMPRules accepts the messages of multicast group members. It drops queries and multicast router advertisements (RFC 4286), which

@@ -56,7 +56,7 @@ func traffic(m, v station) []frame {
 		{"ARP that answers", always, arpFrame(v.mac, m.mac, 2, m.mac, m.v4, v.v4)},
 		{"ARP probe", always, arpFrame(v.mac, m.mac, 1, m.mac, zero4, m.v4)},
 		{"IPv4", always, udp4(v.mac, m.mac, m.v4, v.v4, 1000, 2000, "plain")},
-		{"DHCP client", always, udp4(v.mac, m.mac, zero4, broadcast4, 68, 67, "discover")},
+		{"DHCP client", always, ip4(v.mac, m.mac, zero4, broadcast4, unix.IPPROTO_UDP, 0, nil, dhcpRequest(m.mac, zero4))},
 		{"IPv6", always, udp6(v.mac, m.mac, m.v6, v.v6, 1000, 2000, "plain")},
 		{"IPv6 link-local", always, udp6(v.mac, m.mac, m.linkLo, v.linkLo, 1000, 2000, "plain")},
 		{"neighbour solicitation", always, icmp(v.mac, m.mac, m.v6, v.v6, 135, none, v.v6.AsSlice())},
