@@ -59,23 +59,13 @@ func buildGuards(r nft.Ruleset) error {
 			return err
 		}
 	}
-	mac, arp, ip, igmp := g.Chain("mac", nil, 0, ""), g.Chain("arp", nil, 0, ""), g.Chain("ip", nil, 0, ""), g.Chain("igmp", nil, 0, "")
-	ip6, icmp6, nd, all := g.Chain("ip6", nil, 0, ""), g.Chain("icmp6", nil, 0, ""), g.Chain("nd", nil, 0, ""), g.Chain("guard", nil, 0, "")
+	mac, all := g.Chain("mac", nil, 0, ""), g.Chain("guard", nil, 0, "")
 	g.Rule(mac, slices.Concat(g.notOwnedByPort(etherSource(), "macs"), nft.Drop())...)
 	g.Rule(mac, slices.Concat(toBridge(), nft.Drop())...)
-	for _, to := range []struct {
-		kind  uint16
-		chain *nftables.Chain
-	}{{unix.ETH_P_IP, ip}, {unix.ETH_P_IPV6, ip6}, {unix.ETH_P_ARP, arp}} {
-		g.Rule(all, etherType(), nft.Equal(nft.BigEndian(to.kind)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: to.chain.Name})
-	}
+	g.addIPRules(g.part(all, "ip", etherType(), nft.Equal(nft.BigEndian(unix.ETH_P_IP))))
+	g.addIP6Rules(g.part(all, "ip6", etherType(), nft.Equal(nft.BigEndian(unix.ETH_P_IPV6))))
+	g.addARPRules(g.part(all, "arp", etherType(), nft.Equal(nft.BigEndian(unix.ETH_P_ARP))))
 	g.Rule(all, nft.Drop()...) // VLAN tags, LLDP, spanning tree and other frames that a pod does not need
-	g.addARPRules(arp)
-	g.addIPRules(ip, igmp)
-	g.addIGMPRules(igmp)
-	g.addIP6Rules(ip6, icmp6)
-	g.addICMP6Rules(icmp6, nd)
-	g.addNDRules(nd)
 	base := g.Chain(guardChain, nftables.ChainHookPrerouting, guardPriority, nftables.ChainTypeFilter)
 	for _, to := range []struct {
 		set   string
@@ -84,6 +74,13 @@ func buildGuards(r nft.Ruleset) error {
 		g.Rule(base, inputLink(), g.lookup(to.set, false), &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
 	return nil
+}
+
+// part adds a chain, and a rule of another chain that sends matched packets there. They do not return, so others pass few rules.
+func (g guardRules) part(of *nftables.Chain, name string, matched ...expr.Any) *nftables.Chain {
+	chain := g.Chain(name, nil, 0, "")
+	g.Rule(of, append(matched, &expr.Verdict{Kind: expr.VerdictGoto, Chain: name})...)
+	return chain
 }
 
 func inputLink() expr.Any { return &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regLink} }
@@ -207,14 +204,21 @@ func (g guardRules) addErrorRules(chain *nftables.Chain, set string, source, quo
 
 // addIPRules accepts IPv4 packets from the pod's own addresses and from a DHCP client without one, but none that only routers and DHCP
 // servers send.
-func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
-	g.Rule(chain, append(matchProtocol(unix.IPPROTO_IGMP), &expr.Verdict{Kind: expr.VerdictGoto, Chain: igmp.Name})...)
-	g.dropAll(chain, matchMessage(unix.IPPROTO_ICMP, redirect4), matchMessage(unix.IPPROTO_ICMP, advert4))
-	g.addErrorRules(chain, "addresses4", networkField(source4, 4), transportValue(quoted4, 4), matchMessage(unix.IPPROTO_ICMP, unreachable4),
-		matchMessage(unix.IPPROTO_ICMP, exceeded4), matchMessage(unix.IPPROTO_ICMP, parameter4))
+func (g guardRules) addIPRules(chain *nftables.Chain) {
+	g.addIGMPRules(g.part(chain, "igmp", matchProtocol(unix.IPPROTO_IGMP)...))
+	g.addICMPRules(g.part(chain, "icmp", matchProtocol(unix.IPPROTO_ICMP)...))
+	g.addDHCPRules(g.part(chain, "dhcp", udpTo(dhcpServer)...))
 	g.dropAll(chain, udpTo(dhcpClient), matchProtocol(ospf), matchProtocol(vrrp))
-	g.addDHCPRules(chain)
 	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source4, 4), "addresses4"), matchOtherProtocol(pim), nft.Accept())...)
+	g.Rule(chain, nft.Drop()...)
+}
+
+func (g guardRules) addICMPRules(chain *nftables.Chain) {
+	icmp := func(kind byte) []expr.Any { return matchMessage(unix.IPPROTO_ICMP, kind) }
+	g.dropAll(chain, icmp(redirect4), icmp(advert4))
+	g.addErrorRules(chain, "addresses4", networkField(source4, 4), transportValue(quoted4, 4), icmp(unreachable4), icmp(exceeded4),
+		icmp(parameter4))
+	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source4, 4), "addresses4"), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
 }
 
@@ -222,13 +226,13 @@ func (g guardRules) addIPRules(chain, igmp *nftables.Chain) {
 // section 4.1), and those of relays, whose answers go to the relay.
 func (g guardRules) addDHCPRules(chain *nftables.Chain) {
 	own := g.ownedByPort(networkField(source4, 4), "addresses4")
-	client := slices.Concat(udpTo(dhcpServer), []expr.Any{transport(9, 2), nft.Equal([]byte{1, 6})}, g.ownedByPort(transportValue(36, 6), "macs"))
+	ownMAC := append([]expr.Any{transport(9, 2), nft.Equal([]byte{1, 6})}, g.ownedByPort(transportValue(36, 6), "macs")...)
 	unspecified := []expr.Any{nft.Network(1, source4, 4), nft.Equal(make([]byte, 4)), transport(0, 2), nft.Equal(nft.BigEndian(dhcpClient))}
 	relayed := []expr.Any{transport(32, 4), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)}}
-	g.Rule(chain, slices.Concat(client, own, nft.Accept())...)
-	g.Rule(chain, slices.Concat(client, unspecified, nft.Accept())...)
-	g.Rule(chain, slices.Concat(udpTo(dhcpServer), relayed, own, nft.Accept())...)
-	g.dropAll(chain, udpTo(dhcpServer))
+	g.Rule(chain, slices.Concat(ownMAC, own, nft.Accept())...)
+	g.Rule(chain, slices.Concat(ownMAC, unspecified, nft.Accept())...)
+	g.Rule(chain, slices.Concat(relayed, own, nft.Accept())...)
+	g.Rule(chain, nft.Drop()...)
 }
 
 // addIGMPRules accepts the messages of multicast group members. It drops queries and multicast router advertisements (RFC 4286), which
@@ -267,8 +271,8 @@ func targetAddress() expr.Any { return transportValue(target6, 16) }
 
 // addIP6Rules accepts IPv6 packets from the pod's own addresses, but none that only routers and DHCP servers send. It drops packets with an
 // authentication header (AH), because a bridge looks for multicast queries behind it, and nftables does not.
-func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
-	g.Rule(chain, append(matchProtocol(unix.IPPROTO_ICMPV6), &expr.Verdict{Kind: expr.VerdictGoto, Chain: icmp6.Name})...)
+func (g guardRules) addIP6Rules(chain *nftables.Chain) {
+	g.addICMP6Rules(g.part(chain, "icmp6", matchProtocol(unix.IPPROTO_ICMPV6)...))
 	g.dropAll(chain, udpTo(dhcp6Client), matchProtocol(ospf), matchProtocol(pim), matchProtocol(vrrp))
 	g.Rule(chain, slices.Concat(g.ownedByPort(networkField(source6, 16), "addresses6"), matchOtherProtocol(unix.IPPROTO_AH), nft.Accept())...)
 	g.Rule(chain, nft.Drop()...)
@@ -276,10 +280,12 @@ func (g guardRules) addIP6Rules(chain, icmp6 *nftables.Chain) {
 
 // addICMP6Rules accepts an ICMPv6 message if the pod owns all addresses that it claims. It drops those of routers and multicast queriers.
 // From the unspecified address, a pod may join groups.
-func (g guardRules) addICMP6Rules(chain, nd *nftables.Chain) {
+func (g guardRules) addICMP6Rules(chain *nftables.Chain) {
 	own := g.ownedByPort(networkField(source6, 16), "addresses6")
 	unspecified := []expr.Any{nft.Network(1, source6, 16), nft.Equal(make([]byte, 16))}
 	g.dropAll(chain, icmp6(mldQuery), icmp6(routerAdvert), icmp6(redirect), icmp6(mrdAdvert), icmp6(mrdEnd))
+	nd := g.Chain("nd", nil, 0, "")
+	g.addNDRules(nd)
 	for _, kind := range []byte{neighSolicit, neighAdvert, routerSolicit} {
 		g.Rule(chain, append(icmp6(kind), &expr.Verdict{Kind: expr.VerdictGoto, Chain: nd.Name})...)
 	}
