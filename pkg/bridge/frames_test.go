@@ -5,9 +5,11 @@ package bridge
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"time"
 
@@ -119,15 +121,33 @@ func arrived(tap int, frame []byte) bool {
 	}
 }
 
+// onOneCPU runs send on one CPU, because a frame that is sent on another CPU may overtake those before it.
+func onOneCPU(send func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, one unix.CPUSet
+	err := unix.SchedGetaffinity(0, &before)
+	for cpu := 0; one.Count() == 0 && cpu < 64*len(before); cpu++ {
+		if before.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	return errors.Join(err, unix.SchedSetaffinity(0, &one), send(), unix.SchedSetaffinity(0, &before))
+}
+
 // arrivals sends frames between pods and returns which arrived. It waits for the last one, which no protection may drop.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()
 	_ = unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
-	for _, f := range frames {
-		if _, err := unix.Write(out, f); err != nil {
-			to.Fatal(fmt.Errorf("send: %w", err))
+	if err := onOneCPU(func() (err error) {
+		for _, f := range frames {
+			_, failed := unix.Write(out, f)
+			err = errors.Join(err, failed)
 		}
+		return err
+	}); err != nil {
+		to.Fatal(fmt.Errorf("send: %w", err))
 	}
 	seen := make([]bool, len(frames))
 	buf := make([]byte, 2048)
