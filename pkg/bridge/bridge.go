@@ -147,7 +147,7 @@ func (b bridge) add(r *plugin.Request) (result *types100.Result, err error) {
 		st.Except, st.Cluster, st.NoMasq4, st.NoMasq6 = m.Except, m.Cluster, !m.V4, !m.V6
 	}
 	st.Addresses, st.Routes, st.Gateways = layer3.Addresses, layer3.Routes, layer3.gateways
-	st.Guard = j.cfg.guardOf(w.host, w.pod, layer3, j.alias())
+	st.Guard = j.guardOf(w, layer3, j.alias())
 	if err := j.att.Save(st); err != nil {
 		return nil, err
 	}
@@ -316,7 +316,7 @@ func (c Config) whyUnusable(host *kernel.Node) error {
 // supported returns an error if the node lacks a feature that the configuration needs. ADD calls it before any change.
 func (c Config) supported(host *kernel.Node) error {
 	err := c.VLANs.supported(host)
-	if c.MACSpoofCheck || c.AntiSpoof {
+	if c.checksSources() {
 		if e := compareGuards(host); !plugin.IsDifferent(e) {
 			err = errors.Join(err, e)
 		}

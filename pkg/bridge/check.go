@@ -58,7 +58,7 @@ func (b bridge) check(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := j.checkRecord(w, l, byUs); err != nil {
+	if err := j.checkRecord(w, byUs); err != nil {
 		return err
 	}
 	return j.checkTolerated(w, l)
@@ -317,11 +317,11 @@ func (j *job) compareMasquerade(l layer3) (byUs bool, err error) {
 // checkRecord returns an error if Podlace attached the pod but the record is lost. Pods of the reference plugin have no record either, so
 // the host-side veth must have Podlace's name, and one more thing must prove the origin: the port flag of antiSpoof and macspoofchk, which
 // a flush of the rules keeps, or masquerade by Podlace's rules alone.
-func (j *job) checkRecord(w wiring, l layer3, masqueradedByUs bool) error {
+func (j *job) checkRecord(w wiring, masqueradedByUs bool) error {
 	if j.hasRecord || w.host.Name != j.att.HostVeth() {
 		return nil
 	}
-	if masqueradedByUs || w.host.Reserved && j.cfg.guardOf(w.host, w.pod, l, "") != nil {
+	if masqueradedByUs || w.host.Reserved && j.cfg.checksSources() {
 		return attachment.LostRecord(j.r)
 	}
 	return nil

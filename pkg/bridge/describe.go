@@ -20,7 +20,7 @@ type HostSide struct {
 func Describe(rec attachment.Record) (HostSide, error) {
 	st, err := attachment.StateOf[state](rec)
 	h := HostSide{Bridge: st.Bridge, Interface: rec.HostVeth()}
-	if st.Guard != nil {
+	if st.Guard.checksSources() {
 		h.Interface, h.MAC = st.Guard.Link, st.Guard.MAC
 	}
 	return h, err

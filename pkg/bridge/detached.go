@@ -103,7 +103,7 @@ func restorePort(host *kernel.Node, bridge, link kernel.Link, st state) error {
 		return plugin.Errorf(plugin.CodeDevice, "bridge %s does not keep VLANs apart: %s is not attached", bridge.Name, link.Name)
 	}
 	errs := []error{host.SetMaster(link, bridge), setPort(host, bridge, link, st.VLANs, st.flags())}
-	if st.Guard != nil {
+	if st.Guard.checksSources() {
 		errs = append(errs, host.SetReserved(link))
 	}
 	if !link.Up {

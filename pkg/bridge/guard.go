@@ -13,12 +13,16 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// guardOf returns the guard that the configuration requires for a pod's port, or nil if it requires no spoof protection.
+// checksSources reports whether the configuration requires spoof protection.
+func (c Config) checksSources() bool { return c.MACSpoofCheck || c.AntiSpoof }
+
+// guardOf returns the guard that the configuration requires for a pod's port, or nil if it requires neither spoof protection nor hairpin
+// mode.
 func (c Config) guardOf(host, pod kernel.Link, l layer3, owner string) *Guard {
-	if !c.MACSpoofCheck && !c.AntiSpoof {
+	if !c.checksSources() && !c.Hairpin {
 		return nil
 	}
-	g := &Guard{Link: host.Name, MAC: pod.MAC.String(), Owner: owner}
+	g := &Guard{Link: host.Name, MAC: pod.MAC.String(), Owner: owner, Hairpin: c.Hairpin, AnySource: !c.checksSources()}
 	if c.AntiSpoof {
 		for _, a := range l.Addresses {
 			g.Addresses = append(g.Addresses, a.Addr())
@@ -37,8 +41,10 @@ func (j *job) applyGuard(port kernel.Link, g *Guard) error {
 	if g == nil {
 		return nil
 	}
-	if err := j.host.SetReserved(port); err != nil {
-		return err
+	if g.checksSources() {
+		if err := j.host.SetReserved(port); err != nil {
+			return err
+		}
 	}
 	err := compareGuards(j.host)
 	if plugin.IsDifferent(err) {
@@ -118,17 +124,17 @@ func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 		if err == nil {
 			err = compareGuards(j.host, *had)
 		}
-		if err == nil && !port.Reserved {
+		if err == nil && had.checksSources() && !port.Reserved {
 			err = plugin.Differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
 		}
 		if plugin.IsDifferent(err) {
 			return plugin.WithHint(err, "'podlace reload' and GC bring it back")
 		}
-		if err != nil || wanted == nil || len(had.Addresses) >= len(wanted.Addresses) {
+		if err != nil || !wanted.checksSources() || had.checksSources() && len(had.Addresses) >= len(wanted.Addresses) {
 			return err
 		}
 	}
-	if wanted == nil {
+	if !wanted.checksSources() {
 		return nil
 	}
 	if !j.hasRecord && !j.cfg.AntiSpoof {

@@ -48,7 +48,8 @@ type guardSet struct {
 
 func guardSets() []guardSet {
 	return []guardSet{{"mac_ports", nil}, {"macs", []nftables.SetDatatype{nftables.TypeEtherAddr}}, {"ports", nil},
-		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}}}
+		{"addresses4", []nftables.SetDatatype{nftables.TypeIPAddr}}, {"addresses6", []nftables.SetDatatype{nftables.TypeIP6Addr}},
+		{"hairpin", []nftables.SetDatatype{nftables.TypeIFName}}}
 }
 
 // buildGuards writes the rules of the guard table, which are the same for any number of pods. The pods' ports are elements of its sets.
@@ -73,6 +74,7 @@ func buildGuards(r nft.Ruleset) error {
 	}{{"mac_ports", mac}, {"ports", all}} {
 		g.Rule(base, inputLink(), g.lookup(to.set, false), &expr.Verdict{Kind: expr.VerdictJump, Chain: to.chain.Name})
 	}
+	g.addHairpinRules()
 	return nil
 }
 

@@ -16,13 +16,18 @@ import (
 )
 
 // Guard says which frames a bridge port may send: ARP, neighbour discovery and IP only from Addresses or, if there are none, any frame with
-// the pod's MAC.
+// the pod's MAC. With Hairpin, the port gets those of its own frames back that are for this MAC (see addHairpinRules).
 type Guard struct {
 	Link      string       `json:"link"` // the host side
 	MAC       string       `json:"mac"`  // of the pod side
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	Owner     string       `json:"owner,omitempty"` // for humans who read the rules
+	Hairpin   bool         `json:"hairpin,omitempty"`
+	AnySource bool         `json:"anySource,omitempty"` // no spoof protection
 }
+
+// checksSources reports whether the guard protects other pods from spoofing. There may be no guard.
+func (g *Guard) checksSources() bool { return g != nil && !g.AnySource }
 
 // elements returns what the sets of the guard table need for the port.
 func (g Guard) elements() ([]nft.Element, error) {
@@ -32,7 +37,14 @@ func (g Guard) elements() ([]nft.Element, error) {
 	}
 	link := nft.IfName(g.Link)
 	owner := g.Owner[:min(len(g.Owner), nft.MaxComment-1)]
-	out := []nft.Element{{Set: "mac_ports", Key: link, Comment: owner}, {Set: "macs", Key: nft.Key(link, mac)}}
+	out := []nft.Element{{Set: "macs", Key: nft.Key(link, mac)}}
+	if g.Hairpin {
+		out = append(out, nft.Element{Set: "hairpin", Key: nft.Key(link, link), Comment: owner})
+	}
+	if g.AnySource {
+		return out, nil
+	}
+	out = append(out, nft.Element{Set: "mac_ports", Key: link, Comment: owner})
 	if len(g.Addresses) == 0 {
 		return out, nil
 	}

@@ -205,7 +205,7 @@ func restorePorts(host *kernel.Node, log *slog.Logger, pods []attachment.Of[stat
 			continue
 		}
 		want := pod.State.flags()
-		if pod.State.Guard != nil && !port.Reserved {
+		if pod.State.Guard.checksSources() && !port.Reserved {
 			log.Info("group_fwd_mask of a guarded port is missing and is restored", "port", port.Name)
 			errs = append(errs, host.SetReserved(port))
 		}

@@ -48,7 +48,7 @@ func ToReference(rec attachment.Record, addresses []netip.Prefix, conf json.RawM
 	if err != nil {
 		return nil, err
 	}
-	if st.Guard != nil {
+	if st.Guard.checksSources() {
 		guard = append(guard, attachment.Step{Text: "group_fwd_mask of its bridge port: 0", Do: func() error { return resetPort(st.Guard.Link) }})
 	}
 	masquerade, err := masqueradeSteps(rec, st, addresses, conf)
@@ -71,7 +71,7 @@ func resetPort(name string) error {
 // referenceGuard returns the steps that write the reference plugin's MAC check, if the configuration has macspoofchk. That plugin does not
 // check IP addresses, so the rollback ends the protection against forged ones.
 func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) ([]attachment.Step, error) {
-	if guard == nil {
+	if !guard.checksSources() {
 		return nil, nil
 	}
 	if conf == nil {

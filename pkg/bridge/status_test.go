@@ -119,7 +119,7 @@ func TestStatusNeverWaitsForIPTables(t *testing.T) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
 	l := bareLab(t, "name", "busy", "bridge", "btsi", "ipam", hostLocal("10.74.1.0/24"), "isGateway", true, "ipMasq", true,
-		"ipMasqBackend", "iptables")
+		"ipMasqBackend", "iptables", "hairpinMode", false)
 	t.Cleanup(func() { _ = onHost("btsi", netlink.LinkDel) })
 	a := l.add("a")
 	if err := kerneltest.FlushNFT(); err != nil {
@@ -146,7 +146,7 @@ func TestStatusAfterYoungerPods(t *testing.T) {
 	if !iptables.Installed(true) || !iptables.Installed(false) {
 		t.Skip("SKIPPED: iptables is not installed")
 	}
-	l := bareLab(t, "name", "younger", "bridge", "btyng", "ipMasqBackend", "iptables")
+	l := bareLab(t, "name", "younger", "bridge", "btyng", "ipMasqBackend", "iptables", "hairpinMode", false)
 	t.Cleanup(func() { _ = onHost("btyng", netlink.LinkDel) })
 	l.add("killed")
 	unfinish(t, l, "killed")
