@@ -164,7 +164,7 @@ func renewPod(log *slog.Logger, key attachment.Key, read func() []netip.Prefix) 
 	m := Masquerade{Except: st.Except, Cluster: st.Cluster}.withClusterCIDRs(read())
 	st.Except, st.Cluster = m.Except, m.Cluster
 	log.Info("updated the masquerade exceptions from node.json", "clusterCIDRs", m.clusterCIDRs(), "container", key.ContainerID)
-	if err := masqueradeByIPTables(key, st.byIPTables(), st.Except); err != nil {
+	if err := masqueradeByIPTables(key, st.byIPTables(), st.Except, false); err != nil {
 		return err
 	}
 	att.SaveProgress(st)

@@ -50,7 +50,7 @@ func Objects(rec attachment.Record) ([]string, error) {
 		chain := MasqueradeSets{Network: rec.Network}.chainName()
 		lines = append(lines, fmt.Sprintf("nft table %s: chain %s, which all pods of network %s share", nft.MasqueradeTable, chain, rec.Network))
 	case "iptables":
-		lines = append(lines, "iptables table nat: chain "+masqueradeChain(rec.Key))
+		lines = append(lines, "iptables tables nat and mangle: chain "+masqueradeChain(rec.Key))
 	}
 	return lines, err
 }

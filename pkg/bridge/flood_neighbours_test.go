@@ -127,8 +127,9 @@ func uplinkAnswers(within func(func() error) error, is4 bool) bool {
 	}) == nil
 }
 
-// withLAN gives the node an uplink to a machine that answers requests and, like a separate one, has its own neighbour table.
-func (l lab) withLAN() {
+// withLAN gives the node an uplink to a machine that answers requests and, like a separate one, has its own neighbour table. It returns a
+// lab whose pod is this machine.
+func (l lab) withLAN() lab {
 	l.Helper()
 	lan := kerneltest.NewPod(l.T)
 	l.runOnNode(strings.ReplaceAll(`ip link add up0 type veth peer name eth0 netns LAN
@@ -153,6 +154,8 @@ func (l lab) withLAN() {
 			}
 		}()
 	}
+	l.Pod = lan
+	return l
 }
 
 // TestNeighbourTableFlood: the kernel counts the neighbour entries of all network namespaces together, so a pod with many entries can cut

@@ -16,7 +16,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// copiesUntil reads what a tap receives from others up to the frame last, and counts the copies of each of the frames.
+// copiesUntil reads what a tap receives from others, up to a frame that is last or ends with it. It counts the copies of each of the
+// frames.
 func (l lab) copiesUntil(tap int, last []byte, frames ...frame) map[string]int {
 	l.Helper()
 	_ = unix.SetsockoptTimeval(tap, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
@@ -32,7 +33,7 @@ func (l lab) copiesUntil(tap int, last []byte, frames ...frame) map[string]int {
 		if at, ok := from.(*unix.SockaddrLinklayer); ok && at.Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
-		if bytes.Equal(buf[:n], last) {
+		if bytes.HasSuffix(buf[:n], last) {
 			return copies
 		}
 		for _, f := range frames {
@@ -42,6 +43,16 @@ func (l lab) copiesUntil(tap int, last []byte, frames ...frame) map[string]int {
 			if copies[f.what] > 100 {
 				return copies // it circles
 			}
+		}
+	}
+}
+
+func (a attached) send(frames ...[]byte) {
+	a.Helper()
+	out := a.tap()
+	for _, f := range frames {
+		if _, err := unix.Write(out, f); err != nil {
+			a.Fatal(err)
 		}
 	}
 }
@@ -66,18 +77,12 @@ func TestNoStorm(t *testing.T) {
 				{"own MAC", always, udp4(m.mac, m.mac, m.v4, m.v4, 1, 2, "own")},
 			}
 			in, back := neighbour.tap(), tenant.tap()
-			send := func(a attached, frame []byte) {
-				t.Helper()
-				if _, err := unix.Write(a.tap(), frame); err != nil {
-					t.Fatal(err)
-				}
-			}
 			for _, f := range frames {
-				send(tenant, f.bytes)
+				tenant.send(f.bytes)
 			}
 			end, answer := udp4(v.mac, m.mac, m.v4, v.v4, 1, 2, "end"), udp4(m.mac, v.mac, v.v4, m.v4, 1, 2, "end")
-			send(tenant, end)
-			send(neighbour, answer)
+			tenant.send(end)
+			neighbour.send(answer)
 			there, here := l.copiesUntil(in, end, frames...), l.copiesUntil(back, answer, frames...)
 			for i, f := range frames {
 				if own := i == len(frames)-1; own && here[f.what] == 0 {

@@ -46,7 +46,7 @@ func (j *job) applyMasquerade(l layer3) error {
 		return j.removeNetworkMasquerade()
 	}
 	// After a change of the backend to iptables, the nftables rules stay, so existing pods are still masqueraded.
-	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except))
+	return masqueradeByIPTables(j.att.Key, m.ofMasqueradedFamilies(l.Addresses), m.ofMasqueradedFamilies(m.Except), false)
 }
 
 // removeNetworkMasquerade removes the masquerade of all pods of the network, because they share the rules. The newest configuration

@@ -19,26 +19,40 @@ import (
 // rollback.
 func masqueradeChain(key attachment.Key) string { return reference.Bridge(reference.Of(key)).Chain() }
 
-func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix) error {
+// masqueradeByIPTables writes the pod's chain in the nat table, and the chain of the same name in the mangle table that drops packets
+// which belong to no connection, and so would leave with the pod's address. asReference leaves out that chain, which the reference plugin
+// cannot remove.
+func masqueradeByIPTables(key attachment.Key, addresses, except []netip.Prefix, asReference bool) error {
 	for _, is4 := range []bool{true, false} {
-		lines := masqueradeLines(key, is4, addresses, except)
-		if len(lines) == 0 {
+		nat, mangle := masqueradeLines(key, is4, addresses, except), invalidLines(key, is4, addresses, except)
+		if len(nat) == 0 {
 			continue
 		}
-		if err := replaceMasquerade(key, is4, lines); err != nil {
+		if asReference {
+			mangle = nil
+		}
+		if err := replaceMasquerade(key, is4, nat, mangle); err != nil {
 			return withHint(err)
 		}
 	}
 	return nil
 }
 
-func replaceMasquerade(key attachment.Key, is4 bool, lines []string) error {
+func replaceMasquerade(key attachment.Key, is4 bool, nat, mangle []string) error {
 	table, err := iptables.Open(is4, true)
 	if err != nil {
 		return err
 	}
 	defer table.Close()
-	return table.Apply(append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), lines...))
+	nat = append(table.NAT().Deletions("POSTROUTING", masqueradeChain(key)), nat...)
+	if len(mangle) > 0 {
+		has, err := table.Mangle()
+		if err != nil {
+			return err
+		}
+		mangle = append(has.Deletions("POSTROUTING", masqueradeChain(key)), mangle...)
+	}
+	return table.Apply(nat, mangle...)
 }
 
 // withHint adds a hint to an error that means that iptables is not installed.
@@ -51,22 +65,32 @@ func withHint(err error) error {
 }
 
 func masqueradeLines(key attachment.Key, is4 bool, addresses, except []netip.Prefix) []string {
+	return leavingLines(key, is4, addresses, except, "", "ACCEPT", "MASQUERADE")
+}
+
+func invalidLines(key attachment.Key, is4 bool, addresses, except []netip.Prefix) []string {
+	return leavingLines(key, is4, addresses, except, "-m conntrack --ctstate INVALID ", "RETURN", "DROP")
+}
+
+// leavingLines returns the lines of a chain that sends the pod's packets that match, if they leave the network, to the target leaves, and
+// others to the target stays.
+func leavingLines(key attachment.Key, is4 bool, addresses, except []netip.Prefix, match, stays, leaves string) []string {
 	chain := masqueradeChain(key)
 	comment := `-m comment --comment ` + iptables.Comment(fmt.Sprintf("name: %q id: %q", key.Network, key.ContainerID))
 	lines := []string{":" + chain + " - [0:0]"}
 	var jumps []string
 	for _, a := range ofFamily(addresses, is4) {
-		lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, a.Masked(), comment))
-		jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s -j %s", a.Addr(), comment, chain))
+		lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j %s", chain, a.Masked(), comment, stays))
+		jumps = append(jumps, fmt.Sprintf("-A POSTROUTING -s %s %s%s -j %s", a.Addr(), match, comment, chain))
 	}
 	if len(jumps) == 0 {
 		return nil
 	}
 	for _, p := range ofFamily(except, is4) {
-		lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j ACCEPT", chain, p, comment))
+		lines = append(lines, fmt.Sprintf("-A %s -d %s %s -j %s", chain, p, comment, stays))
 	}
 	everywhere := map[bool]string{true: "224.0.0.0/4", false: "ff00::/8"}[is4]
-	lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j MASQUERADE", chain, everywhere, comment))
+	lines = append(lines, fmt.Sprintf("-A %s ! -d %s %s -j %s", chain, everywhere, comment, leaves))
 	return append(lines, jumps...)
 }
 
@@ -83,17 +107,28 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	if err != nil {
 		return withHint(err)
 	}
-	for _, a := range addresses {
-		if len(nat.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(nat.Rules(chain, "MASQUERADE")) == 0 {
-			return plugin.Differs("iptables masquerade of %s is missing", a.Addr())
-		}
-		if len(nat.Rules(chain, "-d "+a.Masked().String()+" ", "-j ACCEPT")) == 0 {
-			return plugin.Differs("the exception from iptables masquerade for %s is missing", a.Masked())
-		}
+	if err := j.compareLeaving(nat, chain, addresses, "iptables masquerade", "ACCEPT", "MASQUERADE"); err != nil || !j.hasRecord {
+		return err // without a record, the rules may be the reference plugin's
 	}
-	for _, p := range ofFamily(j.cfg.Masquerade.Except, is4) {
-		if len(nat.Rules(chain, "-d "+p.String()+" ", "-j ACCEPT")) == 0 {
-			return plugin.Differs("the exception from iptables masquerade for %s is missing", p)
+	mangle, err := iptables.ListMangle(is4, "POSTROUTING", chain)
+	if err != nil {
+		return withHint(err)
+	}
+	return j.compareLeaving(mangle, chain, addresses, "iptables masquerade, table mangle,", "RETURN", "DROP")
+}
+
+// compareLeaving compares rules with those of leavingLines.
+func (j *job) compareLeaving(rules iptables.NAT, chain string, addresses []netip.Prefix, what, stays, leaves string) error {
+	except := ofFamily(j.cfg.Masquerade.Except, addresses[0].Addr().Is4())
+	for _, a := range addresses {
+		if len(rules.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(rules.Rules(chain, "-j "+leaves+" ")) == 0 {
+			return plugin.Differs("%s of %s is missing", what, a.Addr())
+		}
+		except = append(except, a.Masked())
+	}
+	for _, p := range except {
+		if len(rules.Rules(chain, "-d "+p.String()+" ", "-j "+stays+" ")) == 0 {
+			return plugin.Differs("the exception from %s for %s is missing", what, p)
 		}
 	}
 	return nil
@@ -109,13 +144,8 @@ func (st state) byIPTables() []netip.Prefix {
 
 // restoreIPTables writes missing iptables rules of masqueraded pods. Without wait, a held iptables lock is a busy error.
 func restoreIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bool) error {
-	byKey := map[attachment.Key][]string{}
-	for _, pod := range finished(pods) {
-		if lines := masqueradeLines(pod.Key, is4, pod.State.byIPTables(), pod.State.Except); len(lines) > 0 {
-			byKey[pod.Key] = lines
-		}
-	}
-	if len(byKey) == 0 {
+	pods = slices.DeleteFunc(finished(pods), func(pod attachment.Of[state]) bool { return len(ofFamily(pod.State.byIPTables(), is4)) == 0 })
+	if len(pods) == 0 {
 		return nil
 	}
 	table, err := iptables.Open(is4, wait)
@@ -123,14 +153,25 @@ func restoreIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bo
 		return err
 	}
 	defer table.Close()
-	nat, lines := table.NAT(), []string(nil)
-	for key, own := range byKey {
-		if chain := masqueradeChain(key); len(nat.Rules("POSTROUTING", "-j "+chain+" ")) == 0 || len(nat.Rules(chain)) == 0 {
-			lines = append(append(lines, nat.Deletions("POSTROUTING", chain)...), own...)
+	mangle, err := table.Mangle()
+	if err != nil {
+		return err
+	}
+	nat := missingLines(table.NAT(), pods, is4, masqueradeLines)
+	invalid := missingLines(mangle, pods, is4, invalidLines)
+	if lines := len(nat) + len(invalid); lines > 0 {
+		log.Info("masquerade is missing and is restored from the records", "program", "iptables", "lines", lines)
+	}
+	return table.Apply(nat, invalid...)
+}
+
+// missingLines returns the lines that write the chains of those pods that lack theirs.
+func missingLines(has iptables.NAT, pods []attachment.Of[state], is4 bool,
+	write func(attachment.Key, bool, []netip.Prefix, []netip.Prefix) []string) (lines []string) {
+	for _, pod := range pods {
+		if chain := masqueradeChain(pod.Key); len(has.Rules("POSTROUTING", "-j "+chain+" ")) == 0 || len(has.Rules(chain)) == 0 {
+			lines = append(append(lines, has.Deletions("POSTROUTING", chain)...), write(pod.Key, is4, pod.State.byIPTables(), pod.State.Except)...)
 		}
 	}
-	if len(lines) > 0 {
-		log.Info("masquerade is missing and is restored from the records", "program", "iptables", "lines", len(lines))
-	}
-	return table.Apply(lines)
+	return lines
 }

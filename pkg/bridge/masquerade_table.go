@@ -45,8 +45,11 @@ func (m MasqueradeSets) setOf(kind string, p netip.Prefix) string {
 
 func (m MasqueradeSets) chainName() string { return "network-" + m.name() }
 
-func (m MasqueradeSets) chain() nft.Place {
-	return nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: m.chainName()}
+// invalidName returns the name of the chain that drops packets which belong to no connection, and so would leave with the pod's address.
+func (m MasqueradeSets) invalidName() string { return "invalid-" + m.name() }
+
+func (m MasqueradeSets) chain(name string) nft.Place {
+	return nft.Place{Family: unix.NFPROTO_INET, Table: nft.MasqueradeTable, Chain: name}
 }
 
 func (m MasqueradeSets) empty() bool { return len(m.Sources)+len(m.Local) == 0 }
@@ -84,7 +87,7 @@ func addMasquerade(host *kernel.Node, m MasqueradeSets) error {
 
 // SetMasquerade replaces the network's chain and sets by new ones with the prefixes in m.
 func SetMasquerade(m MasqueradeSets) error {
-	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName())
+	return nft.Install("nft set masquerade of network "+m.Network, nft.MasqueradeTable, m.build, m.chainName(), m.invalidName())
 }
 
 // compareMasquerade returns an error with plugin.CodeStateDiffers unless the sets contain all prefixes in m and the rules are unchanged.
@@ -111,13 +114,18 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
-// hasMasqueradeRules reports whether the chain has a rule for each address family. The kernel keeps the count, so ADD can afford it.
+// hasMasqueradeRules reports whether both chains have a rule for each address family. The kernel keeps the count, so ADD can afford it.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)
 	if err != nil {
 		return false, err
 	}
-	chain, _, err := t.Chain(MasqueradeSets{Network: network}.chain())
+	m := MasqueradeSets{Network: network}
+	chain, _, err := t.Chain(m.chain(m.chainName()))
+	if err != nil || chain.Uses != 2 {
+		return false, err
+	}
+	chain, _, err = t.Chain(m.chain(m.invalidName()))
 	return chain.Uses == 2, err
 }
 
@@ -175,22 +183,24 @@ func delMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return errors.Join(errs...)
 }
 
-// deleteMasquerade removes the chain and the sets of a network. It ignores those that do not exist.
+// deleteMasquerade removes the chains and the sets of a network. It ignores those that do not exist.
 func deleteMasquerade(m MasqueradeSets) error {
 	if ok, err := nft.HasTable(nft.MasqueradeTable); err != nil || !ok {
 		return err
 	}
 	return nft.Install("nft delete masquerade of network "+m.Network, nft.MasqueradeTable, func(r nft.Ruleset) error {
-		chain, sets, err := m.createEmpty(r) // deleting a missing object would abort the transaction
+		chains, sets, err := m.createEmpty(r) // deleting a missing object would abort the transaction
 		if err != nil {
 			return err
 		}
-		r.C.DelChain(chain)
+		for _, chain := range chains {
+			r.C.DelChain(chain)
+		}
 		for _, set := range sets {
 			r.C.DelSet(set)
 		}
 		return nil
-	}, m.chainName())
+	}, m.chainName(), m.invalidName())
 }
 
 // interval returns the two elements of a prefix in an interval set: its first address, and the first address after it.
@@ -214,10 +224,12 @@ func lastAddress(p netip.Prefix) netip.Addr {
 // addressAfter returns the first address after a prefix, or the zero Addr if there is none.
 func addressAfter(p netip.Prefix) netip.Addr { return lastAddress(p).Next() }
 
-// createEmpty creates the masquerade table with an empty chain and empty sets for the network. It returns the sets in the order sources and
-// excepted destinations, first of IPv4, then of IPv6.
-func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables.Set, error) {
-	chain := r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT)
+// createEmpty creates the masquerade table with empty chains and sets for the network. It returns the chain that masquerades and the one
+// that drops, and the sets in the order sources and excepted destinations, first of IPv4, then of IPv6.
+func (m MasqueradeSets) createEmpty(r nft.Ruleset) ([]*nftables.Chain, []*nftables.Set, error) {
+	chains := []*nftables.Chain{
+		r.Chain(m.chainName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityNATSource), nftables.ChainTypeNAT),
+		r.Chain(m.invalidName(), nftables.ChainHookPostrouting, int(*nftables.ChainPriorityFilter), nftables.ChainTypeFilter)}
 	var sets []*nftables.Set
 	for _, f := range nft.Families() {
 		for _, kind := range []string{"pods", "local"} {
@@ -229,18 +241,21 @@ func (m MasqueradeSets) createEmpty(r nft.Ruleset) (*nftables.Chain, []*nftables
 			sets = append(sets, set)
 		}
 	}
-	return chain, sets, nil
+	return chains, sets, nil
 }
 
 // build writes the network's rules and elements. The kernel needs one set lookup per packet and network, however many pods it has, and a
 // new pod in known subnets needs no change.
 func (m MasqueradeSets) build(r nft.Ruleset) error {
-	chain, sets, err := m.createEmpty(r)
+	chains, sets, err := m.createEmpty(r)
 	if err != nil {
 		return err
 	}
+	comment := fmt.Sprintf("network %.100s", m.Network)
 	for i, f := range nft.Families() {
-		r.Commented(chain, fmt.Sprintf("network %.100s", m.Network), masqueradeRule(f, sets[2*i], sets[2*i+1]))
+		match := matchLeaving(f, sets[2*i], sets[2*i+1])
+		r.Commented(chains[0], comment, append(match, &expr.Masq{}))
+		r.Commented(chains[1], comment, slices.Concat(nft.Invalid(), match, nft.Drop()))
 	}
 	m.Sources, m.Local = distinct(m.Sources), distinct(append(multicast(), m.Local...))
 	return r.AddElements(m.elements())
@@ -258,10 +273,9 @@ func distinct(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// masqueradeRule returns the rule "saddr in pods, daddr not in local: masquerade".
-func masqueradeRule(f nft.Family, pods, local *nftables.Set) []expr.Any {
+// matchLeaving matches packets with a source in pods and a destination outside local.
+func matchLeaving(f nft.Family, pods, local *nftables.Set) []expr.Any {
 	return append(f.Only(),
 		nft.Network(1, f.Source, f.Length), &expr.Lookup{SourceRegister: 1, SetName: pods.Name, SetID: pods.ID},
-		nft.Network(1, f.Destination, f.Length), &expr.Lookup{SourceRegister: 1, SetName: local.Name, SetID: local.ID, Invert: true},
-		&expr.Masq{})
+		nft.Network(1, f.Destination, f.Length), &expr.Lookup{SourceRegister: 1, SetName: local.Name, SetID: local.ID, Invert: true})
 }

@@ -61,7 +61,8 @@ func baseChains() (all []nft.Place) {
 	networks, _ := attachment.Networks()
 	for _, network := range networks {
 		if _, noted := notedMasquerade(network); noted {
-			all = append(all, MasqueradeSets{Network: network}.chain())
+			m := MasqueradeSets{Network: network}
+			all = append(all, m.chain(m.chainName()))
 		}
 	}
 	if isNoted(nft.VLANTable) {

@@ -94,8 +94,12 @@ func referenceGuard(rec attachment.Record, guard *Guard, conf json.RawMessage) (
 
 func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, conf json.RawMessage) ([]attachment.Step, error) {
 	named := reference.KeyOf(rec.Key)
-	if st.Masquerade == "" || st.Masquerade == "iptables" && rec.Key == named {
+	switch chain := masqueradeChain(rec.Key); {
+	case st.Masquerade == "":
 		return nil, nil
+	case st.Masquerade == "iptables" && rec.Key == named:
+		return []attachment.Step{{Text: "remove iptables chain " + chain + " of table mangle",
+			Do: func() error { return iptables.RemoveMangle(chain) }}}, nil
 	}
 	m, err := referenceMasquerade(conf)
 	if err != nil {
@@ -110,7 +114,7 @@ func masqueradeSteps(rec attachment.Record, st state, addresses []netip.Prefix, 
 	own, all := m.ofMasqueradedFamilies(st.Addresses), m.ofMasqueradedFamilies(addresses)
 	steps := []attachment.Step{{Text: fmt.Sprintf("masquerade %s by rules of %s", list(own), m.Backend), Do: func() error {
 		if m.Backend == "iptables" {
-			return masqueradeByIPTables(named, all, m.ofMasqueradedFamilies(m.Except))
+			return masqueradeByIPTables(named, all, m.ofMasqueradedFamilies(m.Except), true)
 		}
 		return reference.Bridge(reference.Of(rec.Key)).WriteMasquerade(own, m.ofMasqueradedFamilies(m.Except))
 	}}}

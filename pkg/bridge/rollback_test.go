@@ -182,7 +182,7 @@ func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 		return tables
 	}
 	want := written(func() error { return ip.SetupIPMasqForNetworks(&backend, nets, of.Network, of.IfName, of.ContainerID) })
-	got := written(func() error { return masqueradeByIPTables(of, addresses, nil) })
+	got := written(func() error { return masqueradeByIPTables(of, addresses, nil, true) })
 	if diff := cmp.Diff(want, got); diff != "" || len(want[0][chain]) != 2 {
 		t.Error(diff)
 	}

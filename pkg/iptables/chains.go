@@ -14,7 +14,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// Chains maps each parent chain of the nat table to the chains that it jumps to.
+// Chains maps each parent chain to the chains that it jumps to, in the nat table and, below POSTROUTING, also in the mangle table.
 //
 // The chains of iptables-nft are in nf_tables, so Podlace changes them through netlink. It starts an iptables program only if legacy
 // xtables have a nat table.
@@ -24,29 +24,47 @@ type Chains map[string][]string
 // because the node's iptables variant may have changed since the chain was written. It is a no-op if the chain does not exist.
 func RemoveChain(parent, chain string) error {
 	chains := Chains{parent: {chain}}
-	err := nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()})
-	return errors.Join(err, chains.RemoveLegacy())
+	return errors.Join(nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.Jumps()}), chains.RemoveLegacy())
 }
 
+// RemoveMangle is RemoveChain for a chain below POSTROUTING in the mangle table alone.
+func RemoveMangle(chain string) error {
+	chains := Chains{postrouting: {chain}}
+	return errors.Join(nft.Remove("nft delete chain "+chain, nft.Removal{Chains: chains.jumps("mangle")}), chains.removeLegacy("mangle"))
+}
+
+const postrouting = "POSTROUTING"
+
 // Jumps returns the chains as nf_tables jumps of IPv4 and IPv6.
-func (c Chains) Jumps() (all []nft.Jump) {
+func (c Chains) Jumps() []nft.Jump { return append(c.jumps("nat"), c.jumps("mangle")...) }
+
+func (c Chains) jumps(table string) (all []nft.Jump) {
 	for _, is4 := range []bool{true, false} {
-		for parent, names := range c {
+		for parent, names := range c.in(table) {
 			for _, name := range names {
-				all = append(all, nft.Jump{Parent: Place(is4, parent), Chain: name})
+				all = append(all, nft.Jump{Parent: place(is4, table, parent), Chain: name})
 			}
 		}
 	}
 	return all
 }
 
-// Place returns where nf_tables has an iptables chain.
-func Place(is4 bool, chain string) nft.Place {
-	return nft.Place{Family: nft.FamilyOf(is4).Proto, Table: "nat", Chain: chain}
+func (c Chains) in(table string) Chains {
+	if table == "nat" {
+		return c
+	}
+	return Chains{postrouting: c[postrouting]}
 }
 
-// LacksRules reports whether a chain of the nat table is certainly missing or empty. It starts no program, so it returns false while
-// iptables-legacy, whose rules it cannot read, is in use.
+// Place returns where nf_tables has a chain of the nat table.
+func Place(is4 bool, chain string) nft.Place { return place(is4, "nat", chain) }
+
+func place(is4 bool, table, chain string) nft.Place {
+	return nft.Place{Family: nft.FamilyOf(is4).Proto, Table: table, Chain: chain}
+}
+
+// LacksRules reports whether a chain of the nat table, or that of the same name in the mangle table, is certainly missing or empty. It
+// starts no program, so it returns false while iptables-legacy, whose rules it cannot read, is in use.
 func LacksRules(conn *nft.Conn, is4 bool, chain string) bool {
 	if LegacyUsed(is4) {
 		return false
@@ -55,8 +73,12 @@ func LacksRules(conn *nft.Conn, is4 bool, chain string) bool {
 	if err != nil {
 		return false
 	}
-	rules, err := t.Rules(Place(is4, chain))
-	return err == nil && len(rules) == 0
+	for _, table := range []string{"nat", "mangle"} {
+		if rules, err := t.Rules(place(is4, table, chain)); err == nil && len(rules) == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // LegacyTables returns the names of legacy xtables' tables. It reads the network namespace of the current thread, because the first thread
@@ -107,16 +129,20 @@ func legacyProgram(is4 bool) string {
 	return name(is4)
 }
 
-// RemoveLegacy removes the chains of IPv4 and IPv6 from legacy xtables. It is a no-op without a legacy nat table.
+// RemoveLegacy removes the chains of IPv4 and IPv6 from legacy xtables. It is a no-op without the legacy tables.
 func (c Chains) RemoveLegacy() error {
+	return errors.Join(c.removeLegacy("nat"), c.removeLegacy("mangle"))
+}
+
+func (c Chains) removeLegacy(table string) error {
 	var errs []error
 	for _, is4 := range []bool{true, false} {
-		if !LegacyUsed(is4) {
+		if !hasLegacy(is4, table) {
 			continue
 		}
-		for parent, names := range c {
+		for parent, names := range c.in(table) {
 			for _, chain := range names {
-				err := removeLegacy(legacyProgram(is4), parent, chain)
+				err := removeLegacy(legacyProgram(is4), table, parent, chain)
 				if errs = append(errs, err); isBusy(err) {
 					return errors.Join(errs...) // a retry would wait just as long for the same lock
 				}
@@ -126,18 +152,18 @@ func (c Chains) RemoveLegacy() error {
 	return errors.Join(errs...)
 }
 
-func removeLegacy(program, parent, chain string) error {
+func removeLegacy(program, table, parent, chain string) error {
 	if !installed(program) {
 		slog.Warn("iptables is not installed, so its rules cannot be removed", "program", program, "chain", chain)
 		return nil
 	}
-	e, err := open(program, true)
+	e, err := open(program, table, true)
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	if !e.nat.HasChain(chain) {
+	if !e.read.HasChain(chain) {
 		return nil
 	}
-	return e.Apply(append(e.nat.Deletions(parent, chain), "-F "+chain, "-X "+chain))
+	return e.Apply(append(e.read.Deletions(parent, chain), "-F "+chain, "-X "+chain))
 }

@@ -16,7 +16,7 @@ import (
 // lockFile is the file that each Podlace process locks before it changes a nat table.
 const lockFile = ".iptables"
 
-// NAT is the nat table of one address family: the rules of each chain in the format of iptables-save, each ending with a space.
+// NAT is the nat or mangle table of one address family: the rules of each chain in the format of iptables-save, each ending with a space.
 type NAT map[string][]string
 
 func parse(out string) NAT {
@@ -69,22 +69,23 @@ func Comment(text string) string {
 	return `"` + strings.ReplaceAll(text[:min(len(text), 255)], `"`, `\"`) + `"`
 }
 
-// Edit is a change of the nat table of one address family. It holds the node's lock for the table from Open to Close. Open also waits for
-// the child processes of a killed plugin, which may still hold the lock.
+// Edit is a change of the nat table of one address family, and of the mangle table. It holds the node's lock for both from Open to Close.
+// Open also waits for the child processes of a killed plugin, which may still hold the lock.
 type Edit struct {
 	program string
+	table   string
 	wait    []string // arguments with the time that iptables-restore waits for the xtables lock
 	dir     *store.Dir
 	lock    *store.Lock
-	nat     NAT
+	read    NAT
 }
 
 // Open takes the lock and reads the nat table with one process. Unless wait is set, Open and Apply return a busy error if another process
 // holds a lock.
-func Open(is4, wait bool) (*Edit, error) { return open(name(is4), wait) }
+func Open(is4, wait bool) (*Edit, error) { return open(name(is4), "nat", wait) }
 
-func open(program string, wait bool) (*Edit, error) {
-	e, most := &Edit{program: program}, time.Duration(0)
+func open(program, table string, wait bool) (*Edit, error) {
+	e, most := &Edit{program: program, table: table}, time.Duration(0)
 	if wait {
 		e.wait, most = []string{"-w", fmt.Sprint(xtablesWait)}, store.NodeLockTimeout
 	}
@@ -96,7 +97,7 @@ func open(program string, wait bool) (*Edit, error) {
 		e.dir.Close()
 		return nil, err
 	}
-	if e.nat, err = readTable(program, e.lock.File()); err != nil {
+	if e.read, err = readTable(program, table, e.lock.File()); err != nil {
 		e.Close()
 		return nil, err
 	}
@@ -104,16 +105,22 @@ func open(program string, wait bool) (*Edit, error) {
 }
 
 // NAT returns the nat table as Open read it.
-func (e *Edit) NAT() NAT { return e.nat }
+func (e *Edit) NAT() NAT { return e.read }
 
-// Apply applies all lines, or none if one is invalid, with one process. They have the format of iptables-restore, where ":CHAIN - [0:0]"
-// creates an empty chain, or deletes all rules of an existing one.
-func (e *Edit) Apply(lines []string) error {
-	if len(lines) == 0 {
+// Mangle reads the mangle table with one process.
+func (e *Edit) Mangle() (NAT, error) { return readTable(e.program, "mangle", e.lock.File()) }
+
+// Apply applies all lines of a table, or none if one is invalid, with one process. They have the format of iptables-restore, where
+// ":CHAIN - [0:0]" creates an empty chain, or deletes all rules of an existing one.
+func (e *Edit) Apply(lines []string, mangle ...string) error {
+	if len(lines)+len(mangle) == 0 {
 		return nil
 	}
-	input := "*nat\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	return fault.Change(fmt.Sprintf("%s-restore with %d lines", e.program, len(lines)), func() error {
+	input := "*" + e.table + "\n" + strings.Join(append(lines, "COMMIT\n"), "\n")
+	if len(mangle) > 0 {
+		input += "*mangle\n" + strings.Join(append(mangle, "COMMIT\n"), "\n")
+	}
+	return fault.Change(fmt.Sprintf("%s-restore with %d lines", e.program, len(lines)+len(mangle)), func() error {
 		_, err := run(e.program, "-restore", input, e.lock.File(), append([]string{"--noflush"}, e.wait...)...)
 		return err
 	})

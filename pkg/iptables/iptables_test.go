@@ -96,13 +96,13 @@ func TestEdit(t *testing.T) {
 		if err := edit("-A KT-A -p udp -j ACCEPT", "-A KT-A -j NOSUCHCHAIN"); err == nil || !strings.Contains(err.Error(), name(is4)+"-restore") {
 			t.Errorf("got %v", err)
 		}
-		nat, err := readTable(name(is4), nil)
+		nat, err := readTable(name(is4), "nat", nil)
 		kerneltest.Must(t, err)
 		if len(nat.Rules("KT-A")) != 1 || len(nat.Rules("POSTROUTING", "-j KT-A ")) != 2 {
 			t.Errorf("got %q", nat)
 		}
 		kerneltest.Must(t, RemoveChain("POSTROUTING", "KT-A"))
-		nat, err = readTable(name(is4), nil)
+		nat, err = readTable(name(is4), "nat", nil)
 		kerneltest.Must(t, err)
 		if nat.HasChain("KT-A") || !nat.HasChain("KT-B") || len(nat.Rules("POSTROUTING")) != 1 {
 			t.Errorf("left %q", nat)
@@ -131,7 +131,7 @@ func TestEditParallel(t *testing.T) {
 		})
 	}
 	group.Wait()
-	nat, err := readTable(name(true), nil)
+	nat, err := readTable(name(true), "nat", nil)
 	kerneltest.Must(t, err)
 	if n := len(nat.Rules("KT-SHARED")); n != 6 {
 		t.Errorf("%d of 6 rules are there: %q", n, nat)

@@ -16,28 +16,35 @@ import (
 
 // List returns those of the given chains of the nat table that exist. It starts one process per chain and one for the version of iptables,
 // which is slow, so only CHECK calls it.
-func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), chains) }
+func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), "nat", chains) }
+
+// ListMangle is List for the mangle table.
+func ListMangle(is4 bool, chains ...string) (NAT, error) {
+	return listBy(name(is4), "mangle", chains)
+}
 
 // ListLegacy is List for legacy xtables.
-func ListLegacy(is4 bool, chains ...string) (NAT, error) { return listBy(legacyProgram(is4), chains) }
+func ListLegacy(is4 bool, chains ...string) (NAT, error) {
+	return listBy(legacyProgram(is4), "nat", chains)
+}
 
-func listBy(program string, chains []string) (NAT, error) {
+func listBy(program, table string, chains []string) (NAT, error) {
 	path, err := lookPath(program)
 	if err != nil {
 		return nil, err
 	}
-	return listWithin(timeout, path, chains)
+	return listWithin(timeout, path, table, chains)
 }
 
 // listWithin limits the total time, because the iptables library limits only the wait for the xtables lock. A process that hangs continues
 // to run, but does no harm: it holds no lock of Podlace and changes nothing.
-func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
+func listWithin(most time.Duration, path, table string, chains []string) (NAT, error) {
 	done := make(chan struct{})
 	var nat NAT
 	var err error
 	go func() {
 		defer close(done)
-		nat, err = list(path, chains)
+		nat, err = list(path, table, chains)
 	}()
 	select {
 	case <-done:
@@ -47,7 +54,7 @@ func listWithin(most time.Duration, path string, chains []string) (NAT, error) {
 	}
 }
 
-func list(path string, chains []string) (NAT, error) {
+func list(path, from string, chains []string) (NAT, error) {
 	for _, variable := range os.Environ() { // the library passes on the environment, which may name another module folder
 		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "XTABLES_") {
 			os.Unsetenv(name)
@@ -59,7 +66,7 @@ func list(path string, chains []string) (NAT, error) {
 	}
 	nat := NAT{}
 	for _, chain := range chains {
-		lines, err := table.List("nat", chain)
+		lines, err := table.List(from, chain)
 		var exit *iptables.Error
 		if errors.As(err, &exit) && exit.ExitStatus() == exitNoChain {
 			continue

@@ -34,7 +34,7 @@ func TestList(t *testing.T) {
 			return []string{":KT-A - [0:0]", ":KT-B - [0:0]", `-A KT-A -p tcp -m comment --comment "name: \"n\"" -m tcp --dport 80 -j KT-B`,
 				"-A POSTROUTING -j KT-A"}
 		}))
-		want, err := readTable(name(is4), nil)
+		want, err := readTable(name(is4), "nat", nil)
 		kerneltest.Must(t, err)
 		for chain := range want {
 			if !strings.HasPrefix(chain, "KT-") && chain != "POSTROUTING" {
@@ -58,7 +58,7 @@ func TestListBusy(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "iptables")
 		kerneltest.Must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
-		if nat, err := listWithin(time.Second/2, path, []string{"POSTROUTING"}); !isBusy(err) || nat != nil {
+		if nat, err := listWithin(time.Second/2, path, "nat", []string{"POSTROUTING"}); !isBusy(err) || nat != nil {
 			t.Errorf("%s: %v, %v", what, nat, err)
 		}
 	}

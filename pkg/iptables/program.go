@@ -82,8 +82,8 @@ func lookPath(name string) (string, error) {
 	return "", &MissingProgram{name}
 }
 
-func readTable(program string, hold *os.File) (NAT, error) {
-	out, err := run(program, "-save", "", hold, "-t", "nat")
+func readTable(program, table string, hold *os.File) (NAT, error) {
+	out, err := run(program, "-save", "", hold, "-t", table)
 	return parse(out), err
 }
 

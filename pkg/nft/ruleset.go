@@ -121,9 +121,18 @@ func Equal(data []byte) expr.Any {
 // Translated returns expressions that match packets of a connection with destination NAT (IPS_DST_NAT, bit 5 of the conntrack status).
 func Translated() []expr.Any {
 	const dstNAT = 1 << 5
+	return matchConnection(expr.CtKeySTATUS, dstNAT)
+}
+
+// Invalid returns expressions that match packets of no connection, such as a TCP reset of an unknown one, which NAT ignores.
+func Invalid() []expr.Any {
+	return matchConnection(expr.CtKeySTATE, expr.CtStateBitINVALID)
+}
+
+func matchConnection(key expr.CtKey, bit uint32) []expr.Any {
 	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: Native(dstNAT), Xor: Native(0)},
+		&expr.Ct{Key: key, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: Native(bit), Xor: Native(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: Native(0)},
 	}
 }

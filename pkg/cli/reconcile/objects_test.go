@@ -19,7 +19,7 @@ func TestObjects(t *testing.T) {
 	}{
 		{"bridge with iptables", "bridge", `{"bridge": "cni0", "masquerade": "iptables", "addresses": ["10.58.0.3/16"]}`, []string{
 			"link veth241c6061bca, port of bridge cni0; peer eth0 in the pod", "address 10.58.0.3/16 of eth0",
-			"iptables table nat: chain CNI-c97b5d9d77370aab342f113c"}},
+			"iptables tables nat and mangle: chain CNI-c97b5d9d77370aab342f113c"}},
 		{"portmap with iptables", "portmap", `{"backend": "iptables", "ports": [{"protocol": "udp", "port": 53, "to": "10.58.0.3:53"}]}`, []string{
 			"iptables table nat: chain CNI-DN-c97b5d9d77370aab342f1",
 			"nft table podlace_hostport: reservation of hostPort udp 53 to 10.58.0.3:53"}},
