@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -44,6 +45,9 @@ type Outcome struct {
 	Exit   int
 	Stdout string
 	Stderr string
+
+	PeakMemory int64 // in bytes, and at least what the test process held at the start
+	CPU        time.Duration
 }
 
 // NewCall returns a call with the complete environment of a verb on the interface eth0.
@@ -108,6 +112,8 @@ func (c Call) Start() (Outcome, error) {
 	o := Outcome{Call: c, Stdout: stdout.String(), Stderr: stderr.String()}
 	if cmd.ProcessState != nil {
 		o.Exit = cmd.ProcessState.ExitCode()
+		usage, _ := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+		o.PeakMemory, o.CPU = usage.Maxrss<<10, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()
 	}
 	return o, err
 }

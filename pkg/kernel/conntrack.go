@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -30,9 +28,6 @@ const (
 	ctaGlobalEntries   = 1
 )
 
-// conntrackTimeout limits the wait for one reply. Even a large connection tracking table takes only milliseconds to read.
-const conntrackTimeout = 10 * time.Second
-
 // From manyFlows entries on, walkUDP requests two filtered dumps instead of a full one. With 3,500 entries both take the same time: the
 // full dump transfers them all (3 µs each), and the filtered one walks the table a second time (11 ms).
 const manyFlows = 3500
@@ -44,54 +39,74 @@ type UDPFlow struct {
 	message    []byte         // the kernel's message about the entry
 }
 
-// UDPFlows returns the UDP entries whose first packet went to one of the ports, for IPv4, IPv6 or both. It reads the kernel's table, which
-// all namespaces share, once for any number of ports (see walkUDP).
-func (t Conntrack) UDPFlows(ports []uint16, families []bool) (flows []UDPFlow, err error) {
-	wanted := map[uint16]bool{}
-	for _, port := range ports {
-		wanted[port] = true
-	}
-	err = t.walkUDP(ports, families, func(f UDPFlow) {
-		if wanted[f.To.Port()] {
-			flows = append(flows, f)
-		}
-	})
-	return flows, err
-}
-
 // maxAnswers limits how often DelUDP looks for entries that late replies created during the deletion.
 const maxAnswers = 5
 
-// DelUDP deletes entries of the connection tracking table, and those that replies in flight create meanwhile. It is a no-op for an empty
-// list.
-func (t Conntrack) DelUDP(stale []UDPFlow) error {
+// DelUDP deletes the stale UDP entries among those whose first packet went to one of the ports, for IPv4, IPv6 or both, and those that
+// replies in flight create meanwhile. isStale also gets entries for other ports. DelUDP reads the kernel's table, which all namespaces share,
+// once for any number of ports (see walkUDP), and holds only a few entries at a time.
+func (t Conntrack) DelUDP(ports []uint16, families []bool, isStale func(UDPFlow) (bool, error)) error {
+	var stale []UDPFlow
+	err := t.walkUDP(ports, families, func(f UDPFlow) error {
+		is, err := isStale(f)
+		if !is || err != nil {
+			return err
+		}
+		f, _ = parseFlow(bytes.Clone(f.message))
+		if stale = append(stale, f); len(stale) < mostRequests {
+			return nil
+		}
+		err, stale = t.del(stale), nil
+		return err
+	})
+	return errors.Join(err, t.del(stale))
+}
+
+// del deletes entries, and those that replies in flight create meanwhile. It is a no-op for an empty list.
+func (t Conntrack) del(stale []UDPFlow) error {
 	if len(stale) == 0 {
 		return nil
 	}
 	return fault.Change(fmt.Sprintf("conntrack delete %d stale udp entries", len(stale)), func() error {
-		var errs []error
 		for range maxAnswers {
-			for _, f := range stale {
-				errs = append(errs, t.deleteEntry(f))
+			var requests []*nl.NetlinkRequest
+			for _, f := range stale { // by tuple, zone and ID
+				req := request(nl.IPCTNL_MSG_CT_DELETE, 0, f.message[0])
+				req.AddRawData(entryOf(f.message))
+				requests = append(requests, req)
 			}
-			if stale = t.reversedEntries(stale); len(stale) == 0 {
-				break
+			err := t.change.exchange(requests, func(int, []byte) error { return nil })
+			if err != nil {
+				return err
+			}
+			if stale, err = t.reversedEntries(stale); len(stale) == 0 {
+				return err
 			}
 		}
-		return errors.Join(errs...)
+		return nil
 	})
 }
 
 // reversedEntries returns the entries that the kernel created in place of deleted ones, with reversed directions, because a server's reply
 // was in flight. The kernel would treat the client's next packet as a reply.
-func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow) {
+func (t Conntrack) reversedEntries(deleted []UDPFlow) (found []UDPFlow, err error) {
+	var requests []*nl.NetlinkRequest
 	for _, f := range deleted {
-		f.message = t.matchingEntry(f)
-		if tuple := attributeAt(entryOf(f.message), nl.CTA_TUPLE_ORIG); tuple != nil && !bytes.Equal(tuple, f.tuple) {
+		req := request(nl.IPCTNL_MSG_CT_GET, 0, f.message[0], nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, f.tuple))
+		if zone := attributeAt(entryOf(f.message), nl.CTA_ZONE); zone != nil {
+			req.AddData(nl.NewRtAttr(nl.CTA_ZONE, zone))
+		}
+		requests = append(requests, req)
+	}
+	err = t.change.exchange(requests, func(of int, message []byte) error {
+		f := deleted[of]
+		f.message = bytes.Clone(message)
+		if tuple := attributeAt(entryOf(message), nl.CTA_TUPLE_ORIG); tuple != nil && !bytes.Equal(tuple, f.tuple) {
 			found = append(found, f)
 		}
-	}
-	return found
+		return nil
+	})
+	return found, err
 }
 
 // LocalAddresses returns all addresses that are assigned in the namespace.
@@ -142,31 +157,10 @@ func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	return f, len(protocol) == 1 && protocol[0] == unix.IPPROTO_UDP && f.To.IsValid() && f.Answer.IsValid()
 }
 
-// Conntrack is a netlink socket for the connection tracking table.
-type Conntrack struct{ *nl.SocketHandle }
-
-// OpenConntrack opens a Conntrack, which the caller closes.
-func OpenConntrack() (Conntrack, error) {
-	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
-	if err != nil {
-		return Conntrack{}, fmt.Errorf("open conntrack socket: %w", err)
-	}
-	timeout := unix.NsecToTimeval(conntrackTimeout.Nanoseconds())
-	_ = s.SetReceiveTimeout(&timeout)
-	return Conntrack{&nl.SocketHandle{Socket: s}}, nil
-}
-
-func (t Conntrack) request(operation, flags int, family uint8) *nl.NetlinkRequest {
-	req := nl.NewNetlinkRequest(netlink.ConntrackTable<<8|operation, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: t.SocketHandle}
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-	return req
-}
-
-// walkUDP calls f for each UDP entry of the connection tracking table. The kernel can filter a dump by protocol only for one address
+// walkUDP calls f for each UDP entry of the connection tracking table until f fails. An entry is valid until f returns. The kernel can filter a dump by protocol only for one address
 // family, so a small table is read in one unfiltered dump of both. For a large one, a filtered dump per family is faster: 65 ms instead of
 // 350 ms for 100,000 entries.
-func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) error {
+func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow) error) error {
 	if len(families) > 1 && t.countConnections() < manyFlows {
 		return t.dump(unix.AF_UNSPEC, nil, f)
 	}
@@ -184,15 +178,14 @@ func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow)) err
 }
 
 // countConnections returns the number of tracked connections, or 0 if the kernel does not report it.
-func (t Conntrack) countConnections() uint32 {
-	replies, err := t.request(ctGetStats, unix.NLM_F_ACK, unix.AF_UNSPEC).Execute(unix.NETLINK_NETFILTER, 0)
-	if err != nil || len(replies) == 0 || len(replies[0]) < nl.SizeofNfgenmsg {
-		return 0
-	}
-	if n := attributeAt(replies[0][nl.SizeofNfgenmsg:], ctaGlobalEntries); len(n) == 4 {
-		return binary.BigEndian.Uint32(n)
-	}
-	return 0
+func (t Conntrack) countConnections() (count uint32) {
+	_ = t.walk.exchange([]*nl.NetlinkRequest{request(ctGetStats, 0, unix.AF_UNSPEC)}, func(_ int, message []byte) error {
+		if n := attributeAt(entryOf(message), ctaGlobalEntries); len(n) == 4 {
+			count = binary.BigEndian.Uint32(n)
+		}
+		return nil
+	})
+	return count
 }
 
 // udpFilter returns attributes that limit a dump to UDP entries, and to a destination port if there is only one. Kernels before 5.8 ignore
@@ -211,42 +204,17 @@ func udpFilter(ports []uint16) []*nl.RtAttr {
 	return []*nl.RtAttr{tuple, filter}
 }
 
-func (t Conntrack) dump(family uint8, filter []*nl.RtAttr, f func(UDPFlow)) error {
-	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
-	for _, attribute := range filter {
-		req.AddData(attribute)
-	}
-	err := req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+func (t Conntrack) dump(family uint8, filter []*nl.RtAttr, f func(UDPFlow) error) error {
+	req := request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family, filter...)
+	err := t.walk.exchange([]*nl.NetlinkRequest{req}, func(_ int, message []byte) error {
 		if entry, ok := parseFlow(message); ok {
-			f(entry)
+			return f(entry)
 		}
-		return true
+		return nil
 	})
 	slog.Debug("read", "op", "conntrack walk", "family", family, "filtered", filter != nil, "error", err)
 	if err != nil {
 		return fmt.Errorf("conntrack walk: %w", err)
 	}
 	return nil
-}
-
-// deleteEntry deletes an entry by its tuple, zone and ID.
-func (t Conntrack) deleteEntry(f UDPFlow) error {
-	req := t.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, f.message[0])
-	req.AddRawData(entryOf(f.message))
-	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	return fault.Ignore(err, unix.ENOENT)
-}
-
-// matchingEntry returns the current entry for the packets of flow f, in either direction, or nil.
-func (t Conntrack) matchingEntry(f UDPFlow) []byte {
-	req := t.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK, f.message[0])
-	req.AddData(nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, f.tuple))
-	if zone := attributeAt(entryOf(f.message), nl.CTA_ZONE); zone != nil {
-		req.AddData(nl.NewRtAttr(nl.CTA_ZONE, zone))
-	}
-	replies, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	if err != nil || len(replies) == 0 {
-		return nil
-	}
-	return replies[0]
 }

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 
@@ -28,10 +29,15 @@ func TestDelFlowsAnswered(t *testing.T) {
 	kerneltest.Must(t, err)
 	defer table.Close()
 	var stale []UDPFlow
-	kerneltest.Must(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) { stale = append(stale, f) }),
+	kerneltest.Must(t, table.dump(unix.AF_UNSPEC, nil, func(f UDPFlow) error {
+		f, _ = parseFlow(bytes.Clone(f.message))
+		stale = append(stale, f)
+		return nil
+	}),
 		netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	kerneltest.Track(t, now)
-	kerneltest.Must(t, table.DelUDP(table.reversedEntries(stale)))
+	reversed, err := table.reversedEntries(stale)
+	kerneltest.Must(t, err, table.del(reversed))
 	if diff := cmp.Diff([]string{"17 203.0.113.1:1001 10.1.0.1:53"}, kerneltest.Tracked(t)); diff != "" || len(stale) != len(old) {
 		t.Errorf("of %d:\n%s", len(stale), diff)
 	}
@@ -53,7 +59,7 @@ func TestFlowFilter(t *testing.T) {
 	defer table.Close()
 	for want, ports := range map[int][]uint16{1: {50}, 4: {50, 51}} {
 		got := 0
-		kerneltest.Must(t, table.walkUDP(ports, []bool{true}, func(UDPFlow) { got++ }))
+		kerneltest.Must(t, table.walkUDP(ports, []bool{true}, func(UDPFlow) error { got++; return nil }))
 		if got != want {
 			t.Errorf("%d: %d entries, want %d", ports, got, want)
 		}

@@ -46,11 +46,15 @@ type Plugin struct {
 // Version is the version of this build, which release builds define with -ldflags -X.
 var Version = ""
 
+// memoryLimit is the memory from which on garbage is collected.
+const memoryLimit = 64 << 20
+
 // Main runs the plugin in a process that a container runtime has started, with its environment, stdin and stdout. It returns the exit
 // status, 0 or 1.
 func (p Plugin) Main() int {
-	// The process is short-lived, so garbage collection would only slow it down.
+	// The process is short-lived, so garbage collection would only slow it down. Only a verb with much to do reaches the limit.
 	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(memoryLimit)
 	// A plugin waits for the kernel, and system calls of its goroutines still run at once. With more than one processor, the Go runtime would
 	// start a thread whenever a goroutine becomes ready, which costs more than the work that this thread finds.
 	runtime.GOMAXPROCS(1)

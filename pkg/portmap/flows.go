@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/ports"
@@ -36,18 +37,15 @@ func delFlows(host *kernel.Node, of []ports.Port) error {
 		return err
 	}
 	defer table.Close()
-	flows, err := table.UDPFlows(slices.Collect(maps.Keys(wanted)), slices.Collect(maps.Keys(families)))
-	stale := slices.DeleteFunc(flows, func(f kernel.UDPFlow) bool {
-		return !slices.ContainsFunc(wanted[f.To.Port()], func(p ports.Port) bool { return isStaleFlow(f, p) })
-	})
-	if err != nil || len(stale) == 0 {
-		return err
+	localAddresses := sync.OnceValues(host.LocalAddresses)
+	isStale := func(f kernel.UDPFlow) (bool, error) {
+		if !slices.ContainsFunc(wanted[f.To.Port()], func(p ports.Port) bool { return isStaleFlow(f, p) }) {
+			return false, nil
+		}
+		local, err := localAddresses()
+		return local[f.To.Addr()] || f.To.Addr().IsLoopback(), err
 	}
-	local, err := host.LocalAddresses()
-	if err != nil {
-		return err
-	}
-	return table.DelUDP(slices.DeleteFunc(stale, func(f kernel.UDPFlow) bool { return !local[f.To.Addr()] && !f.To.Addr().IsLoopback() }))
+	return table.DelUDP(slices.Collect(maps.Keys(wanted)), slices.Collect(maps.Keys(families)), isStale)
 }
 
 // isStaleFlow reports whether a conntrack entry would keep a client from the pod. Stale are entries to the node itself, which are older
