@@ -43,8 +43,8 @@ type UDPFlow struct {
 const maxAnswers = 5
 
 // DelUDP deletes the stale UDP entries among those whose first packet went to one of the ports, for IPv4, IPv6 or both, and those that
-// replies in flight create meanwhile. isStale also gets entries for other ports. DelUDP reads the kernel's table, which all namespaces share,
-// once for any number of ports (see walkUDP), and holds only a few entries at a time.
+// replies in flight create meanwhile. isStale also gets entries for other ports. DelUDP reads the kernel's table, which all namespaces
+// share, once for any number of ports (see walkUDP), and holds only a few entries at a time.
 func (t Conntrack) DelUDP(ports []uint16, families []bool, isStale func(UDPFlow) (bool, error)) error {
 	var stale []UDPFlow
 	err := t.walkUDP(ports, families, func(f UDPFlow) error {
@@ -157,9 +157,9 @@ func parseFlow(message []byte) (f UDPFlow, ok bool) {
 	return f, len(protocol) == 1 && protocol[0] == unix.IPPROTO_UDP && f.To.IsValid() && f.Answer.IsValid()
 }
 
-// walkUDP calls f for each UDP entry of the connection tracking table until f fails. An entry is valid until f returns. The kernel can filter a dump by protocol only for one address
-// family, so a small table is read in one unfiltered dump of both. For a large one, a filtered dump per family is faster: 65 ms instead of
-// 350 ms for 100,000 entries.
+// walkUDP calls f for each UDP entry of the connection tracking table until f fails. An entry is valid until f returns. The kernel can
+// filter a dump by protocol only for one address family, so a small table is read in one unfiltered dump of both. For a large one, a
+// filtered dump per family is faster: 65 ms instead of 350 ms for 100,000 entries.
 func (t Conntrack) walkUDP(ports []uint16, families []bool, f func(UDPFlow) error) error {
 	if len(families) > 1 && t.countConnections() < manyFlows {
 		return t.dump(unix.AF_UNSPEC, nil, f)

@@ -42,6 +42,7 @@ type fakeAPI struct {
 	Cut      int  // number of lists that are truncated in the middle
 	Refuse   int  // status of every answer; 0: no error
 	GoneOnce bool // the next watch ends with 410
+	Endless  bool // answers have 64 MiB
 	Mute     bool // requests for Events get no answer
 }
 
@@ -171,7 +172,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	f.mu.Lock()
 	f.requests = append(f.requests, r.Method+" "+r.URL.String())
-	refuse := f.Refuse
+	refuse, endless := f.Refuse, f.Endless
 	if r.URL.Path == "/api/v1/namespaces/default/events" && r.Method == http.MethodPost {
 		var e corev1.Event
 		body, _ := io.ReadAll(r.Body)
@@ -193,6 +194,9 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Unlock()
 	info := codec(r)
 	switch {
+	case endless:
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+		_, _ = io.WriteString(w, `{"kind": "`+strings.Repeat("x", 64<<20))
 	case refuse != 0:
 		w.Header().Set("Content-Type", info.MediaType)
 		w.WriteHeader(refuse)

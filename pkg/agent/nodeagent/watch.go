@@ -26,12 +26,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/podlace/podlace/pkg/agent/noderoutes"
+	"github.com/podlace/podlace/pkg/daemon/probes"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pageSize is the number of nodes in a page of a list, of about 14 kB each. Pages are used only if the API server cannot stream lists
+// pageSize is the number of nodes in a page of a list, of about 14 kB each, and of several times that with many images. Pages are used only if the API server cannot stream lists
 // (WatchList).
-const pageSize = 500
+const pageSize = 100
 
 // firstRetry and lastRetry are the shortest and longest delay before a retry of a watch, which jitter can double. client-go's default of up
 // to a minute is too long, because new nodes get no routes until the watch works again.
@@ -247,6 +248,7 @@ func client(kubeconfig, server string, connections *connections) (*rest.RESTClie
 		c.Host = server
 	}
 	c.Dial = connections.dial
+	c.Wrap(probes.LimitAnswers)
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{}, &corev1.Event{})

@@ -334,3 +334,18 @@ func TestClient(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestEndlessAnswer: an answer of the API server that does not end is refused before it fills the memory, and the reason is shown.
+func TestEndlessAnswer(t *testing.T) {
+	w := newWatching(t)
+	w.Paged, w.Endless = true, true
+	w.start(w.server.URL)
+	await(t, "the reason is shown", func() bool {
+		_, failure := w.watched()
+		return strings.Contains(failure, "the answer of the API server is larger than 16777216 bytes")
+	})
+	w.fakeAPI.mu.Lock()
+	w.Endless = false
+	w.fakeAPI.mu.Unlock()
+	await(t, "all nodes are known", func() bool { return w.has("n0", "n1", "n2") })
+}

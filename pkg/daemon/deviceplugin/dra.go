@@ -17,6 +17,7 @@ import (
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/daemon/dra"
 	"github.com/podlace/podlace/pkg/daemon/pool"
+	"github.com/podlace/podlace/pkg/daemon/probes"
 	"github.com/podlace/podlace/pkg/pci"
 	cni "github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/poddevices"
@@ -147,6 +148,7 @@ func (o daemonOptions) newClient() (kubernetes.Interface, error) {
 		return nil, fmt.Errorf("configure the client of the API server: %w", err)
 	}
 	config.QPS, config.Burst = apiQPS, apiBurst
+	config.Wrap(probes.LimitAnswers)
 	config.UserAgent = "podlace-sriov-device-plugin/" + cni.BuildVersion()
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

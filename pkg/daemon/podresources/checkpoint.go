@@ -17,7 +17,7 @@ import (
 )
 
 // maxCheckpoint is the maximum size of a checkpoint in bytes. Hundreds of pods make some hundred thousand.
-const maxCheckpoint = 64 << 20
+const maxCheckpoint = maxResponse
 
 // checkpointEntry is the entry of one container and one resource, which the kubelet (1.20 and later) writes before it creates the pod's
 // sandbox. The format is no public API; pkg/cli/kubelet/cm/devicemanager/checkpoint of Kubernetes defines it.

@@ -40,6 +40,17 @@ func TestList(t *testing.T) {
 	}
 }
 
+// TestListOfEndlessAnswer: List refuses a larger answer than any kubelet sends at once, and says so.
+func TestListOfEndlessAnswer(t *testing.T) {
+	k := startServer(t, &fakeKubelet{list: func(int) ([]*api.PodResources, error) {
+		return []*api.PodResources{{Namespace: "shop", Name: strings.Repeat("x", maxResponse)}}, nil
+	}})
+	if _, err := List(t.Context(), k.Kubelet); err == nil || !strings.Contains(err.Error(), "the answer is larger than 8388608 bytes") ||
+		len(k.questions()) != 1 {
+		t.Errorf("%v after %d questions", err, len(k.questions()))
+	}
+}
+
 // TestAllocatable checks that the devices in the result of Allocatable have no pod name.
 func TestAllocatable(t *testing.T) {
 	k := startServer(t, &fakeKubelet{allocatable: append(richPod().Containers[1].Devices,

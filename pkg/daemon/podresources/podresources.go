@@ -38,8 +38,8 @@ const (
 	// listTimeout is the maximum time for List and GetAllocatableResources, including retries.
 	listTimeout = 5 * time.Second
 
-	// maxResponse is the maximum size of a response in bytes.
-	maxResponse = 64 << 20
+	// maxResponse is the maximum size of a response in bytes. The kubelet sends about 2 KB for each pod.
+	maxResponse = 8 << 20
 )
 
 var (
@@ -75,7 +75,11 @@ func call[T any](k Kubelet, method func(api.PodResourcesListerClient) (T, error)
 		return answer, err
 	}
 	defer conn.Close()
-	return method(api.NewPodResourcesListerClient(conn))
+	answer, err = method(api.NewPodResourcesListerClient(conn))
+	if status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max") { // refused here, not by the kubelet
+		err = fmt.Errorf("the answer is larger than %d bytes: %s", maxResponse, status.Convert(err).Message())
+	}
+	return answer, err
 }
 
 func (k Kubelet) get(ctx context.Context, namespace, name string) ([]*api.PodResources, error) {
