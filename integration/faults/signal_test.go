@@ -19,7 +19,7 @@ import (
 // TestFaultSignal: after a signal, a plugin either completes its changes or undoes them.
 func TestFaultSignal(t *testing.T) {
 	for _, verb := range []string{"ADD", "DEL"} {
-		t.Run("F-46 SIGTERM, SIGINT, SIGHUP at any point of "+verb, func(t *testing.T) { signalEverywhere(t, verb) })
+		t.Run("F-46 SIGTERM, SIGINT, SIGHUP, SIGQUIT at any point of "+verb, func(t *testing.T) { signalEverywhere(t, verb) })
 	}
 	t.Run("F-46 SIGPIPE: the result is not read", testBrokenPipe)
 }
@@ -64,7 +64,7 @@ func signalEverywhere(t *testing.T, verb string) {
 }
 
 func signals() []syscall.Signal {
-	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 }
 
 // testBrokenPipe: ADD leaves no state if it cannot write its result or error to stdout.

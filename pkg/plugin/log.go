@@ -3,8 +3,10 @@
 package plugin
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -99,8 +101,19 @@ func (r *Request) logToFile(path string) error {
 		f.Close()
 		return errors.Join(err, fmt.Errorf("%s is no regular file", path))
 	}
-	r.logTo, r.log = f, f
+	r.logTo, r.log = f, orStderr{f, r.log}
 	return nil
+}
+
+// orStderr writes to stderr what the log file does not take, for example because the disk is full.
+type orStderr struct{ file, stderr io.Writer }
+
+func (o orStderr) Write(line []byte) (int, error) {
+	if _, err := o.file.Write(line); err != nil {
+		_, err = fmt.Fprintf(PlainWriter(o.stderr), "%s (logFile: %v)\n", bytes.TrimSpace(line), err)
+		return len(line), err
+	}
+	return len(line), nil
 }
 
 func (r *Request) logger() *slog.Logger {

@@ -24,6 +24,16 @@ func warningPlugin() Plugin {
 	return Plugin{Name: "x", NoNetns: true, Add: add, Del: verb, Check: verb, GC: verb, Status: verb}
 }
 
+// TestLogFileFails: what the log file does not take, for example on a full disk, goes to stderr, and the verb succeeds.
+func TestLogFileFails(t *testing.T) {
+	p := warningPlugin()
+	p.Del = func(r *Request) error { r.logTo.Close(); r.Log.Warn("hello"); return nil }
+	o := run(p, newEnv("DEL"), config(`"logFile": "`+filepath.Join(t.TempDir(), "x.log")+`"`))
+	if o.exit != 0 || !strings.Contains(o.stderr, "msg=hello") || !strings.Contains(o.stderr, "file already closed") {
+		t.Errorf("exit %d, stderr %q", o.exit, o.stderr)
+	}
+}
+
 // The log goes only to the file and contains the error of the operation, but no warnings if logLevel is "error".
 func TestLogToFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")

@@ -8,7 +8,8 @@ import (
 	"syscall"
 )
 
-// DeferSignals lets the CNI operation finish after a signal, so until then only SIGKILL ends the process. A DEL just continues; an ADD,
+// DeferSignals lets the CNI operation finish after a signal, so until then only SIGKILL ends the process, and
+// SIGABRT with a dump of its stacks. A DEL just continues; an ADD,
 // which lasts only milliseconds, is undone at its end. It starts two threads, which costs time, so a plugin with the field DefersSignals
 // calls it itself, and only if it is about to change something.
 func (r *Request) DeferSignals() {
@@ -33,7 +34,7 @@ func (r *Request) DeferSignalsSoon() {
 // ends them as usual.
 func listenSignals() <-chan os.Signal {
 	end := make(chan os.Signal, 1)
-	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write to stdout then fails instead of ending the process
 	return end
 }

@@ -48,3 +48,16 @@ func TestTakenBack(t *testing.T) {
 		t.Errorf("late: exit %d, undone %d times: %s", o.exit, undone, o.stdout)
 	}
 }
+
+// TestSignalsWait: no signal with which an admin or systemd ends a program ends a verb.
+func TestSignalsWait(t *testing.T) {
+	end := listenSignals()
+	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+		if err := syscall.Kill(os.Getpid(), s); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-end; got != s {
+			t.Errorf("got %v, want %v", got, s)
+		}
+	}
+}
