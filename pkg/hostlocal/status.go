@@ -11,7 +11,10 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -26,7 +29,7 @@ func status(r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := store.Writable(cfg.Dir); err != nil {
+	if err := errors.Join(store.Writable(cfg.Dir), lockable(cfg.Dir)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
 	usage, err := cfg.usage()
@@ -41,6 +44,16 @@ func status(r *plugin.Request) error {
 			"strictStatus is set; 'podlace gc --yes' frees addresses of dead pods; otherwise enlarge the range")
 	}
 	return nil
+}
+
+// lockable returns an error if something other than a file is where the lock file should be. It creates none.
+func lockable(path string) error {
+	dir, err := store.Open(path)
+	if err == nil {
+		defer dir.Close()
+		_, err = dir.Read(lockFile)
+	}
+	return fault.Ignore(err, fs.ErrNotExist, unix.ENOTDIR)
 }
 
 // logExhausted writes one log line when range sets become exhausted, and one when they have free addresses again. A note for each pool says

@@ -137,6 +137,7 @@ func TestStatusOfBrokenFolders(t *testing.T) {
 		"a file above": func(dir string) error {
 			return errors.Join(os.Remove(filepath.Dir(dir)), os.WriteFile(filepath.Dir(dir), nil, 0o600))
 		},
+		"a folder for the lock":   func(dir string) error { return os.MkdirAll(filepath.Join(dir, lockFile), 0o700) },
 		"a link to nothing":       func(dir string) error { return os.Symlink("/nonexistent", dir) },
 		"a read-only file system": func(dir string) error { return readOnly(filepath.Dir(dir)) },
 	} {
