@@ -185,6 +185,16 @@ func TestRecorded(t *testing.T) {
 }
 
 // A note belongs to the network and is not listed as a record.
+// TestNoteBySymlink: a symbolic link in place of a note is not followed.
+func TestNoteBySymlink(t *testing.T) {
+	kerneltest.Must(t, WriteNote("linked", "mark", "x"), os.WriteFile(store.Root+"/elsewhere", []byte("y"), 0o600),
+		os.Remove(folder("linked")+"/.mark"), os.Symlink(store.Root+"/elsewhere", folder("linked")+"/.mark"))
+	t.Cleanup(func() { kerneltest.Must(t, os.Remove(store.Root+"/elsewhere"), store.RemoveAll(folder("linked"))) })
+	if text, ok := ReadNote("linked", "mark"); ok {
+		t.Errorf("read %q through a symbolic link", text)
+	}
+}
+
 func TestNotes(t *testing.T) {
 	a, r := attach(t, "id")
 	if _, ok := ReadNote(a.Network, "mark"); ok {

@@ -28,7 +28,12 @@ func WriteNote(network, name, text string) error {
 
 // ReadNote returns the text of a network's note. ok is false if it does not exist.
 func ReadNote(network, name string) (text string, ok bool) {
-	data, err := store.ReadFile(filepath.Join(folder(network), "."+name))
+	dir, err := store.Open(folder(network))
+	if err != nil {
+		return "", false
+	}
+	defer dir.Close()
+	data, err := dir.Read("." + name)
 	return string(data), err == nil
 }
 
