@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -239,7 +240,7 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 }
 
 // Overwrite writes data to a file in place. It creates a missing file, and replaces one that is not regular. A kill during the write
-// leaves the file empty or incomplete.
+// leaves the file empty or incomplete, and no temporary file, which nobody would remove.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err
@@ -292,6 +293,7 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 
 // createNamed is Create for file systems without O_TMPFILE.
 func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
+	d.removeStale()
 	var random [8]byte
 	_, _ = rand.Read(random[:])
 	temp := tempPrefix + hex.EncodeToString(random[:])
@@ -319,23 +321,18 @@ func (d *Dir) Remove(name string) error {
 	return fault.Ignore(err, fs.ErrNotExist)
 }
 
-// List returns the names of the files in the folder, but no temporary files. It removes those that are older than a minute, because only
-// killed processes leave them.
+// List returns the names of the files in the folder, but no temporary files.
 func (d *Dir) List() ([]string, error) {
-	all, err := Names(d.path, 0)
-	names := all[:0]
-	for _, name := range all {
-		if strings.HasPrefix(name, tempPrefix) {
-			d.removeStale(name)
-			continue
-		}
-		names = append(names, name)
-	}
-	return names, err
+	names, err := Names(d.path, 0)
+	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, tempPrefix) }), err
 }
 
-func (d *Dir) removeStale(name string) {
-	if at, err := d.Written(name); err == nil && time.Since(at).Abs() > time.Minute {
-		_ = d.unlink(name)
+// removeStale removes temporary files that are older than a minute, because only killed processes leave them.
+func (d *Dir) removeStale() {
+	names, _ := Names(d.path, 0)
+	for _, name := range names {
+		if at, err := d.Written(name); strings.HasPrefix(name, tempPrefix) && err == nil && time.Since(at).Abs() > time.Minute {
+			_ = d.unlink(name)
+		}
 	}
 }

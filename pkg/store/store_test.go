@@ -259,8 +259,9 @@ func TestFolderGone(t *testing.T) {
 	}
 }
 
-// List removes an old temporary file of a killed process, and one with a time far in the future, which a change of the clock can cause.
-func TestListRemovesStale(t *testing.T) {
+// List changes nothing. Create by name removes an old temporary file of a killed process, and one with a time far in the future, which a
+// change of the clock can cause.
+func TestStaleFiles(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
 	for name, age := range map[string]time.Duration{"a": time.Hour, tempPrefix + "old": 2 * time.Minute, tempPrefix + "future": -time.Hour,
@@ -275,7 +276,13 @@ func TestListRemovesStale(t *testing.T) {
 	if diff := cmp.Diff([]string{".lock", "a", "b"}, names); diff != "" || err != nil {
 		t.Error(err, diff)
 	}
-	want := map[string]string{"a": "", "b": "", ".lock": "", tempPrefix + "fresh": ""}
+	if n := len(onDisk(t, path)); n != 6 {
+		t.Errorf("%d files after List, want 6", n)
+	}
+	if err := d.createNamed("c", nil, 0o600); err != nil {
+		t.Error(err)
+	}
+	want := map[string]string{"a": "", "b": "", "c": "", ".lock": "", tempPrefix + "fresh": ""}
 	if diff := cmp.Diff(want, onDisk(t, path)); diff != "" {
 		t.Error(diff)
 	}
