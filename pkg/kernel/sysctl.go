@@ -107,6 +107,7 @@ func (n *NS) set(s Sysctl) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	refused := err
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
 		f, err = n.openSysctl(s.Path, os.O_RDONLY)
 	}
@@ -118,6 +119,9 @@ func (n *NS) set(s Sysctl) error {
 		return nil
 	}
 	return fault.Change(fmt.Sprintf("sysctl %s=%s", s.Path, s.Value), func() error {
+		if refused != nil {
+			return refused
+		}
 		_, err := f.WriteAt([]byte(s.Value), 0)
 		return err
 	})

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
@@ -42,6 +44,21 @@ func TestSysctlRefused(t *testing.T) {
 	// Set stops at the first error.
 	if err := h.Set(Sysctl{"ipv4/ip_forward", "x"}, Sysctl{"ipv4/conf/lo/arp_notify", "1"}); err == nil {
 		t.Error("nonsense was written")
+	}
+}
+
+// TestSysctlReadOnly: with a read-only /proc/sys, as in a container, Set succeeds for a value that is there already, and otherwise says why not.
+func TestSysctlReadOnly(t *testing.T) {
+	kerneltest.Clean(t)
+	const path = "ipv4/conf/lo/arp_notify"
+	before, err := host(t).Get(path)
+	kerneltest.Must(t, err, unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""))
+	t.Cleanup(func() { kerneltest.Must(t, unix.Unmount("/proc/sys", unix.MNT_DETACH)) })
+	kerneltest.Must(t, unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	h := host(t)
+	kerneltest.Must(t, h.Set(Sysctl{path, before}))
+	if err := h.Set(Sysctl{path, "7"}); !errors.Is(err, unix.EROFS) {
+		t.Errorf("got %v, want %v", err, unix.EROFS)
 	}
 }
 
