@@ -186,8 +186,20 @@ func outputOf(command ...string) ([]byte, error) {
 	cmd := exec.Command(path, command[1:]...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = child.Run(cmd, commandTimeout, nil)
-	return secretText.ReplaceAll(out.Bytes(), []byte("${1}left out")), err
+	return []byte(hideSecrets(out.String())), err
 }
+
+// hideSecrets replaces what looks like a secret in a text: values after a word such as token, passwords in URLs, private keys in PEM, and
+// JSON web tokens.
+func hideSecrets(text string) string {
+	text = secretValue.ReplaceAllString(text, "left out")
+	return secretText.ReplaceAllString(secretURL.ReplaceAllString(text, "${1}left out@"), "${1}left out")
+}
+
+var (
+	secretValue = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)|eyJ[\w-]+\.[\w-]+\.[\w-]+`)
+	secretURL   = regexp.MustCompile(`(://[^\s/:@]*:)[^\s/@]+@`)
+)
 
 // secretText matches values that look like secrets in the output of programs, such as net.ipv6.conf.eth0.stable_secret (RFC 7217).
 var secretText = regexp.MustCompile(
@@ -225,6 +237,8 @@ func withoutSecrets(v any) any {
 		for i := range v {
 			v[i] = withoutSecrets(v[i])
 		}
+	case string:
+		return hideSecrets(v)
 	}
 	return v
 }

@@ -10,8 +10,11 @@ import (
 // TestRedacted: values of secret keys are removed at any depth, and a text that is not JSON as a whole.
 func TestRedacted(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"type": "bridge", "apiToken": "s3", "kubernetes": {"kubeconfig": "s3", "clientKey": 1, "node": "a"}}`: "bridge node",
-		`{"list": [{"password": "s3"}, {"PrivateKey": "s3"}, {"caData": "s3"}], "key": "s3", "keys": 7}`:        "keys",
+		`{"type": "bridge", "apiToken": "s3", "kubernetes": {"kubeconfig": "s3", "clientKey": 1, "node": "a"}}`:                         "bridge node",
+		`{"list": [{"password": "s3"}, {"PrivateKey": "s3"}, {"caData": "s3"}], "key": "s3", "keys": 7}`:                                "keys",
+		`{"args": ["--token=s3", "node"], "url": "https://me:s3@host/x", "env": "API_PASSWORD=s3 MODE=a"}`:                              "node host/x MODE=a",
+		`{"header": "Authorization: Bearer s3", "pem": "-----BEGIN EC PRIVATE KEY-----\\ns3\\n-----END EC PRIVATE KEY-----", "b": "x"}`: "pem x",
+		`{"value": "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJzMyJ9.s3-s3_s3 b", "--token": "s3"}`:                                                "value",
 		"token: s3\n": "left out: 10 bytes that are not JSON",
 		"":            "",
 	} {
