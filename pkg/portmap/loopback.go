@@ -112,7 +112,7 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	}
 	defer users.Close()
 	if err := users.Create(owner, nil, 0o600); err != nil && !errors.Is(err, fs.ErrExist) {
-		_ = os.Remove(users.Path())
+		removeEmpty(users.Path())
 		return err
 	}
 	if err := ProtectLoopback(host); err != nil {
@@ -210,7 +210,7 @@ func forgetUsers(users []string) error {
 				err = errors.Join(err, forgetUser(owner, []string{link}))
 			}
 		}
-		_ = os.Remove(folder) // fails while it has files
+		removeEmpty(folder)
 	}
 	return err
 }
@@ -232,7 +232,7 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 		}
 	}
 	// A killed process may have left an empty folder in loopbackUsers.
-	links = slices.DeleteFunc(links, func(link string) bool { return os.Remove(filepath.Join(loopbackUsers, link)) == nil })
+	links = slices.DeleteFunc(links, func(link string) bool { return removeEmpty(filepath.Join(loopbackUsers, link)) })
 	ending := 0
 	for _, link := range links {
 		folder := filepath.Join(loopbackUsers, link)
@@ -276,6 +276,14 @@ func forgetUser(owner string, links []string) error {
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+// removeEmpty removes a folder without files, and reports whether it did.
+func removeEmpty(folder string) bool {
+	if few, err := readNames(folder, 1); err != nil || len(few) > 0 {
+		return false
+	}
+	return fault.Change("remove "+folder, func() error { return os.Remove(folder) }) == nil
 }
 
 // closeUnused disables route_localnet if no other attachment has hostPorts. It asks the kernel, because records can be lost. Until then,

@@ -3,7 +3,9 @@
 package portmap
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"strings"
@@ -81,6 +83,28 @@ func TestLoopbackUsers(t *testing.T) {
 	state("0 1 0")
 	if left, _ := readNames(loopbackUsers, -1); len(left) > 0 {
 		t.Errorf("left %q", left)
+	}
+}
+
+// TestLoopbackRemovals: what closeLoopback and forgetUsers remove is in the debug log, and a sweep of faults meets it.
+func TestLoopbackRemovals(t *testing.T) {
+	kerneltest.EmptyNFT(t)
+	h := openHost(t)
+	t.Cleanup(func() { kerneltest.Must(t, os.RemoveAll(loopbackUsers)) })
+	var log bytes.Buffer
+	before := slog.Default()
+	t.Cleanup(func() { slog.SetDefault(before) })
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	for _, remove := range []func() error{
+		func() error { _, _, err := closeLoopback(h, "a", anyLink); return err },
+		func() error { return forgetUsers(nil) },
+	} {
+		kerneltest.Must(t, os.MkdirAll(loopbackUsers+"/kt0", 0o700))
+		log.Reset()
+		kerneltest.Must(t, remove())
+		if !strings.Contains(log.String(), `op="remove `+loopbackUsers+`/kt0"`) {
+			t.Errorf("log %q", log.String())
+		}
 	}
 }
 
