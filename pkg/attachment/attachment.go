@@ -105,6 +105,12 @@ func Open(r *plugin.Request) (*Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, path := range []string{store.Root, dir.Path()} {
+		if err := store.Restrict(path); err != nil {
+			dir.Close()
+			return nil, err
+		}
+	}
 	return Waiting.lock(dir, KeyOf(r), r)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -185,6 +186,21 @@ func TestRecorded(t *testing.T) {
 }
 
 // A note belongs to the network and is not listed as a record.
+// TestOpenRestricts: once a plugin has opened an attachment, no other user can write where the records are. The rest of the mode stays.
+func TestOpenRestricts(t *testing.T) {
+	r := &plugin.Request{Plugin: "x", Network: "restricted", ContainerID: "a", IfName: "eth0", NetnsPath: "/run/netns/x"}
+	kerneltest.Must(t, os.MkdirAll(folder(r.Network), 0o700), os.Chmod(store.Root, 0o777), os.Chmod(folder(r.Network), 0o722))
+	t.Cleanup(func() { kerneltest.Must(t, os.Chmod(store.Root, 0o700), store.RemoveAll(folder(r.Network))) })
+	att, err := Open(r)
+	kerneltest.Must(t, err)
+	defer att.Close()
+	for path, want := range map[string]fs.FileMode{store.Root: 0o755, folder(r.Network): 0o700} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, want)
+		}
+	}
+}
+
 // TestNoteBySymlink: a symbolic link in place of a note is not followed.
 func TestNoteBySymlink(t *testing.T) {
 	kerneltest.Must(t, WriteNote("linked", "mark", "x"), os.WriteFile(store.Root+"/elsewhere", []byte("y"), 0o600),
