@@ -47,7 +47,8 @@ func TestSysctlRefused(t *testing.T) {
 	}
 }
 
-// TestSysctlReadOnly: with a read-only /proc/sys, as in a container, Set succeeds for a value that is there already, and otherwise says why not.
+// TestSysctlReadOnly: with a read-only /proc/sys, as in a container, Set succeeds for a value that is there already, and otherwise says why
+// not.
 func TestSysctlReadOnly(t *testing.T) {
 	kerneltest.Clean(t)
 	const path = "ipv4/conf/lo/arp_notify"

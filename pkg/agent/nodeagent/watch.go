@@ -30,8 +30,8 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
-// pageSize is the number of nodes in a page of a list, of about 14 kB each, and of several times that with many images. Pages are used only if the API server cannot stream lists
-// (WatchList).
+// pageSize is the number of nodes in a page of a list, of about 14 kB each, and of several times that with many images. Pages are used only
+// if the API server cannot stream lists (WatchList).
 const pageSize = 100
 
 // firstRetry and lastRetry are the shortest and longest delay before a retry of a watch, which jitter can double. client-go's default of up
