@@ -153,8 +153,8 @@ func uint32s(value []byte) (words []uint32) {
 }
 
 // SetVF changes the PF's settings for a VF from have to want, where nil means no change. It sends one request for each setting that
-// differs, because a driver may refuse even the current value of a setting. Each error names the setting that the driver refused; the other
-// requests are sent nevertheless. To restore the old settings after an error, a caller must first read the current ones with VF.
+// differs, because a driver may refuse even the current value of a setting. It joins a VFError for each setting that the driver refused;
+// the other requests are sent nevertheless. To restore the old settings after an error, a caller must first read the current ones with VF.
 //
 // Drivers refuse unsupported settings with EOPNOTSUPP, EPROTONOSUPPORT or EINVAL. EINVAL may also mean a bad value, such as a rate above
 // the link's speed, or any rate while the PF has no carrier. A new MAC takes effect the next time a driver is bound to the VF. While the PF
@@ -175,11 +175,24 @@ func (n *NS) SetVF(pf Link, index int, have, want VF) error {
 	} {
 		if wanted[i] != "" && wanted[i] != former[i] {
 			op := fmt.Sprintf("link set %s vf %d %s", pf.Name, index, wanted[i])
-			errs = append(errs, fault.Change(op, set))
+			if err := fault.Change(op, set); err != nil {
+				errs = append(errs, &VFError{wanted[i], err})
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
+
+// VFError is the refusal of one of a VF's settings by the driver of its PF.
+type VFError struct {
+	Setting string // with its value, as in "ip link set … vf"
+	Err     error
+}
+
+func (e *VFError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error of the kernel.
+func (e *VFError) Unwrap() error { return e.Err }
 
 // settings returns the arguments of "ip link set … vf" in the order of SetVF, or "" for a setting that must not change.
 func (v VF) settings() []string {

@@ -34,7 +34,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	}
 	left, ok, err := h.load()
 	if err == nil && ok { // of an earlier attachment
-		err = j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
+		left, err = j.restoreUnlessHeld(h, left, left.Owner == j.att.Key)
 	}
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func (s sriov) attach(j *requestJob, v *vf) error {
 	if err != nil {
 		return err
 	}
-	if err := j.writeJournal(h, v, c); err != nil {
+	if err := j.writeJournal(h, v, c, left.Former.PF); err != nil {
 		return err
 	}
 	if err := j.setPF(c, v); err != nil {
@@ -94,22 +94,28 @@ func (n *nodeSide) userspaceMAC(c vfCard, v *vf) (string, error) {
 		macs = append(macs, v.formerMAC)
 	}
 	for _, mac := range macs {
-		if !bytes.Equal(mac, make([]byte, len(mac))) {
+		if !isZero(mac) {
 			return mac.String(), err
 		}
 	}
 	return "", err
 }
 
-// restoreUnlessHeld restores the VF of a journal, unless another pod still has it.
-func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) error {
+// restoreUnlessHeld restores the VF of a journal, unless another pod still has it. It returns the journal if only the limits on the PF
+// could not be restored, with which a pod may have the VF.
+func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) (Holding, error) {
 	if !own {
 		if has, err := n.ownerHas(left); err != nil || has {
-			return errors.Join(err, heldError(left))
+			return left, errors.Join(err, heldError(left))
 		}
 	}
 	n.r.Log.Warn("restoring an orphaned VF of an earlier attachment", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
-	return n.restoreVF(h, left)
+	left, err := n.restoreVF(h, left)
+	if err != nil && left.lacksLimits() {
+		n.r.Log.Warn("the VF keeps a rate or the link state of an earlier pod", "vf", h.address, "error", err)
+		return left, nil
+	}
+	return left, err
 }
 
 // ownerHas reports whether the pod in a VF's journal still has the VF.
@@ -142,13 +148,16 @@ func heldError(left Holding) error {
 		hint, left.Owner.ContainerID, left.Owner.IfName, left.Owner.Network)
 }
 
-// writeJournal saves the journal of a VF before the first change.
-func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard) error {
+// writeJournal saves the journal of a VF before the first change. limits are the rates and the link state of a journal that it replaces, or
+// nil.
+func (j *requestJob) writeJournal(h *lockedVF, v *vf, c vfCard, limits *kernel.VF) error {
 	f := formerState{Driver: c.vf.Driver}
 	if now, ok, err := j.settingsOnPF(c); err != nil {
 		return err
 	} else if ok {
-		f.PF = &now
+		if f.PF = &now; limits != nil {
+			now.MinRate, now.MaxRate, now.LinkState = limits.MinRate, limits.MaxRate, limits.LinkState
+		}
 	}
 	mac := c.link.MAC
 	if link := c.link; link.Index != 0 {
@@ -218,20 +227,6 @@ func (n *nodeSide) withoutPF(c vfCard, setting string) error {
 		why, hint = fmt.Sprintf("function %s is a PF, and only VFs have this setting", c.vf.Address), "remove the setting, or give the pod a VF"
 	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeKernelFeature, "cannot set %s: %s", setting, why), "%s", hint)
-}
-
-// setOnPF sets a VF's settings on its PF. If the PF's driver refuses one, the error has a hint.
-func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
-	err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
-	if err == nil {
-		return nil
-	}
-	code := plugin.Code(err)
-	if errors.Is(err, syscall.EINVAL) {
-		code = plugin.CodeDevice
-	}
-	return plugin.WithHint(plugin.Errorf(code, "%w", err), "the PF's driver %s refuses a setting; it may not support the setting or its value: "+
-		"a rate must not exceed the speed of the link, and the link must be up", c.pf.Driver)
 }
 
 // bindDriver binds the VF to a driver. With "", it keeps the one that it has.

@@ -65,7 +65,8 @@ func FreeOrphan(sysfs string, a pci.Address, claimUID string, log *slog.Logger) 
 		if err := n.checkNotAlive(j); err != nil {
 			return err
 		}
-		return n.restoreUnlessHeld(h, j, false)
+		_, err := n.restoreUnlessHeld(h, j, false)
+		return err
 	})
 }
 
@@ -120,9 +121,9 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
-// RestoreLater writes to the journal of a VF that an ended claim could not restore its former driver, which is not loaded. The daemon,
-// Prepare or the next ADD restores it once the driver is back.
-func RestoreLater(a pci.Address, driver string) error {
+// RestoreLater writes to the journal of a VF that an ended claim could not restore its former driver, and why. The daemon, Prepare or the
+// next ADD tries again.
+func RestoreLater(a pci.Address, driver string, why error) error {
 	h, err := lock(a)
 	if err != nil {
 		return err
@@ -133,10 +134,11 @@ func RestoreLater(a pci.Address, driver string) error {
 		return err
 	}
 	if !ok {
-		j = Holding{Format: journalFormat, Address: a, Ended: true}
+		j = Holding{Format: journalFormat, Address: a}
 	}
 	j.Former.Driver = driver
-	return h.save(j)
+	_, err = h.saveEnded(j, why)
+	return err
 }
 
 // withJournal calls f under the lock of a VF, unless the VF has no journal.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/integration/pcitest"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/poddevices"
 )
@@ -122,7 +123,7 @@ func TestDriverUnloaded(t *testing.T) {
 				l.add("a", "driver", "vfio-pci")
 				must(t, os.Rename(driver, driver+".unloaded"))
 				must(t, RestoreClaim(l.sriov.sysfs, "c-0", nil, log))
-				if o := l.OK(l.Call("DEL", "a")); !strings.Contains(o.Log, "cannot be used until its former driver is loaded") {
+				if o := l.OK(l.Call("DEL", "a")); !strings.Contains(o.Log, "the VF is not fully restored") {
 					t.Errorf("log: %s", o.Log)
 				}
 				l.OK(l.Call("DEL", "a"))
@@ -152,7 +153,7 @@ func TestClaimDriverUnloaded(t *testing.T) {
 	l := newLab(t)
 	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
 	l.allocate(vf0)
-	must(t, RestoreLater(address(t, vf0), "mlx9"))
+	must(t, RestoreLater(address(t, vf0), "mlx9", pci.ErrNotLoaded))
 	l.Fails(l.Call("ADD", "a"), plugin.CodeDevice, "restore VF 0000:11:02.0: bind 0000:11:02.0 to mlx9: the driver is not loaded")
 	l.OK(l.Call("DEL", "a"))
 	l.OK(l.collectStale())
@@ -160,7 +161,7 @@ func TestClaimDriverUnloaded(t *testing.T) {
 	if want := "VF 0000:11:02.0 has the settings of an ended claim: restore its former settings\n"; err != nil || !strings.HasPrefix(out, want) {
 		t.Errorf("%s, %v", out, err)
 	}
-	must(t, RestoreLater(address(t, vf0), "iavf"))
+	must(t, RestoreLater(address(t, vf0), "iavf", pci.ErrNotLoaded))
 	l.add("a")
 	l.del("a")
 	l.isGolden()

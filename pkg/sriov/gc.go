@@ -31,7 +31,7 @@ func restoreOrphan(n *nodeSide, h *lockedVF, j Holding) error {
 		return nil
 	}
 	if err == nil {
-		err = n.restoreVF(h, j)
+		_, err = n.restoreVF(h, j)
 	}
 	if err == nil {
 		n.r.Log.Info("restored a VF whose pod has ended", "vf", j.Address, "pod", j.Pod, "container", j.Owner.ContainerID)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -202,6 +203,7 @@ func TestIGBLives(t *testing.T) {
 			}
 		}
 		l.OK(l.Call("DEL", id, keys...))
+		must(t, RestoreOrphans(l.sriov.sysfs, slog.New(slog.DiscardHandler))) // what a DEL could not
 		if dirt := l.findResidue(0); dirt != "" {
 			dirty++
 			t.Errorf("life %d: %s", i, dirt)

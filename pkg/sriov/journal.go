@@ -45,7 +45,8 @@ type Holding struct {
 	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
 	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
 	Chained        bool           `json:"chained,omitempty"`
-	Ended          bool           `json:"ended,omitempty"` // no pod has the VF, but its former driver was not loaded; without an owner after a claim
+	Ended          bool           `json:"ended,omitempty"`      // no pod has the VF, but not all of it could be restored; without an owner after a claim
+	Unrestored     string         `json:"unrestored,omitempty"` // why no pod may get the ended VF; "" if it lacks only its former limits
 	Former         formerState    `json:"former"`
 
 	Claim *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
@@ -184,6 +185,23 @@ func (h *lockedVF) save(j Holding) error {
 	}
 	return nil
 }
+
+// saveEnded notes in the journal that no pod has the VF, and why no pod may get it, if why is not nil. The daemon, GC and the next ADD
+// try to restore the rest.
+func (h *lockedVF) saveEnded(j Holding, why error) (Holding, error) {
+	ended := j
+	ended.Ended, ended.Claim, ended.Unrestored = true, nil, ""
+	if why != nil {
+		ended.Unrestored = strings.ReplaceAll(why.Error(), "\n", "; ")
+	}
+	if err := h.save(ended); err != nil {
+		return j, err
+	}
+	return ended, nil
+}
+
+// lacksLimits reports whether all of an ended VF is restored except its rates and its link state.
+func (j Holding) lacksLimits() bool { return j.Ended && j.Unrestored == "" }
 
 func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 

@@ -5,10 +5,13 @@ package sriov
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/podlace/podlace/pkg/kernel"
@@ -82,6 +85,55 @@ func (n *nodeSide) settingsOnPF(c vfCard) (vf kernel.VF, ok bool, err error) {
 	}
 	return n.host.VF(c.pfLink, c.vf.VFIndex)
 }
+
+// setOnPF sets a VF's settings on its PF. If the PF's driver refuses one, the error has a hint.
+func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
+	err := n.host.SetVF(c.pfLink, c.vf.VFIndex, have, want)
+	if err == nil {
+		return nil
+	}
+	code := plugin.Code(err)
+	if errors.Is(err, syscall.EINVAL) {
+		code = plugin.CodeDevice
+	}
+	hint := "it may not support the setting or its value"
+	var refused *kernel.VFError
+	if errors.As(err, &refused) && strings.Contains(refused.Setting, "tx_rate") {
+		hint = "a rate must not exceed the speed of the link, and the link must be up"
+	}
+	return plugin.WithHint(plugin.Errorf(code, "%w", err), "the PF's driver %s refuses '%s': %s", c.pf.Driver, refused.Setting, hint)
+}
+
+// setBackOnPF sets a VF's former settings on its PF. Refused rates and a refused link state harm no pod, so their error is limits. If the
+// driver refuses to delete the MAC of the last pod, the VF gets mac instead, or a random one.
+func (n *nodeSide) setBackOnPF(c vfCard, have, want kernel.VF, mac net.HardwareAddr) (limits, err error) {
+	other := want
+	other.MinRate, other.MaxRate, other.LinkState = have.MinRate, have.MaxRate, have.LinkState
+	err = n.setOnPF(c, have, other)
+	if err != nil && isZero(want.MAC) {
+		now, ok, e := n.settingsOnPF(c)
+		if e == nil && ok && !isZero(now.MAC) {
+			if other.MAC = mac; isZero(mac) {
+				other.MAC = randomMAC(len(now.MAC))
+			}
+			n.r.Log.Warn("the PF's driver does not delete the VF's MAC; setting another", "vf", c.vf.Address, "mac", other.MAC, "error", err)
+			err = n.setOnPF(c, now, other)
+		}
+	}
+	want.MAC = other.MAC
+	return n.setOnPF(c, other, want), err
+}
+
+// randomMAC returns a locally administered unicast MAC.
+func randomMAC(length int) net.HardwareAddr {
+	mac := make(net.HardwareAddr, length)
+	_, _ = rand.Read(mac) // never fails
+	mac[0] = mac[0]&^1 | 2
+	return mac
+}
+
+// isZero reports whether a MAC is empty or all zeros, which means none.
+func isZero(mac net.HardwareAddr) bool { return bytes.Equal(mac, make([]byte, len(mac))) }
 
 // findInPod finds the interface of a journal's VF in the pod's namespace by its PCI device, or by name and MAC on kernels before Linux
 // 5.14, which do not report it. alive is true if the namespace exists; the caller must then close pod.

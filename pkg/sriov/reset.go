@@ -63,20 +63,28 @@ func Reset(o ResetOptions) error {
 		err = n.checkUnused(c, journaled && plugin.NetnsGone(left.Netns))
 	}
 	if err == nil && journaled {
-		fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.ownerText())
-		if o.Act {
-			if err = n.restoreVF(h, left); err == nil {
-				c, err = n.readCard(o.Address)
-			}
-		}
+		left, c, err = n.resetToFormer(h, left, c, o)
 	}
 	if err == nil {
-		err = n.resetVF(c, o)
+		err = errors.Join(n.resetPF(c, o), n.resetVF(c, o))
 	}
-	if err == nil && unreadable != nil && o.Act {
+	if err == nil && (unreadable != nil || left.Ended) && o.Act {
 		err = h.removeJournal()
 	}
 	return err
+}
+
+// resetToFormer restores the settings in a VF's journal. Refused limits are no error, because the default ones follow.
+func (n *nodeSide) resetToFormer(h *lockedVF, left Holding, c vfCard, o ResetOptions) (Holding, vfCard, error) {
+	fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.ownerText())
+	if !o.Act {
+		return left, c, nil
+	}
+	left, err := n.restoreVF(h, left)
+	if err == nil || left.lacksLimits() {
+		c, err = n.readCard(o.Address)
+	}
+	return left, c, err
 }
 
 // checkUnused returns an error if the VF is in use. A missing interface does not mean this if `left`, that is, if the VF has the
@@ -100,11 +108,8 @@ func (n *nodeSide) checkUnused(c vfCard, left bool) error {
 	return err
 }
 
-// resetVF sets the VF's default settings on the PF and rebinds the driver. A network driver then creates a new interface.
+// resetVF rebinds the driver of a VF. A network driver then creates a new interface.
 func (n *nodeSide) resetVF(c vfCard, o ResetOptions) error {
-	if err := n.resetPF(c, o); err != nil {
-		return err
-	}
 	if c.vf.Driver != "" {
 		fmt.Fprintf(o.Out, "unbind its driver %s\n", c.vf.Driver)
 	}
@@ -157,5 +162,5 @@ func (n *nodeSide) resetPF(c vfCard, o ResetOptions) error {
 	if !o.Act {
 		return nil
 	}
-	return n.setOnPF(c, have, want)
+	return errors.Join(n.setBackOnPF(c, have, want, nil))
 }

@@ -35,16 +35,15 @@ func (n *nodeSide) releaseVF(owner attachment.Key, a pci.Address) (ok bool, err 
 	return true, n.endAttachment(h, j)
 }
 
-// endAttachment restores a VF whose pod ends. If the former driver is not loaded, the pod can end nevertheless: the journal stays, and the
-// daemon, GC or the next ADD restores the VF once the driver is back.
+// endAttachment restores a VF whose pod ends. If the pod no longer has the VF, it can end even if a part cannot be restored now, for
+// example because a driver refuses it.
 func (n *nodeSide) endAttachment(h *lockedVF, j Holding) error {
-	err := n.restoreVF(h, j)
-	if !errors.Is(err, pci.ErrNotLoaded) {
+	left, err := n.restoreVF(h, j)
+	if err == nil || !left.Ended {
 		return err
 	}
-	n.r.Log.Warn("the VF cannot be used until its former driver is loaded", "vf", j.Address, "driver", j.Former.Driver, "error", err)
-	j.Ended, j.Claim = true, nil
-	return h.save(j)
+	n.r.Log.Warn("the VF is not fully restored; the daemon, GC and its next pod retry", "vf", j.Address, "usable", left.lacksLimits(), "error", err)
+	return nil
 }
 
 // vfRestore is one restoration of a VF.
@@ -55,32 +54,38 @@ type vfRestore struct {
 }
 
 // restoreVF restores the settings in a VF's journal, continuing after an error. It removes the journal once all of them are restored,
-// or if the VF no longer exists.
-func (n *nodeSide) restoreVF(h *lockedVF, j Holding) error {
+// or if the VF no longer exists. After an error it returns the journal, which has Ended unless the pod may still have the VF.
+func (n *nodeSide) restoreVF(h *lockedVF, j Holding) (left Holding, err error) {
 	x := vfRestore{nodeSide: n, j: j}
-	var err error
 	if x.c, err = n.readCard(j.Address); isMissing(err) {
 		n.r.Log.Info("the VF no longer exists; removing its journal", "vf", j.Address)
 		n.removeInfo(j.Info)
-		return h.removeJournal()
+		return Holding{}, h.removeJournal()
 	}
 	if err != nil {
-		return err
+		return j, err
 	}
-	err = x.retrieveLink()
+	inPod := x.retrieveLink()
 	x.restoreMAC()
-	err = errors.Join(err, x.restorePF(), x.restoreDriver(), x.rebindIfConfigured())
+	limits, err := x.restorePF()
+	err = errors.Join(inPod, err, x.restoreDriver(), x.rebindIfConfigured())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
 	if _, e := n.readCard(j.Address); isMissing(e) {
-		err = nil // the VF was removed meanwhile, which explains all errors
+		limits, err = nil, nil // the VF was removed meanwhile, which explains all errors
 	}
 	n.removeInfo(j.Info)
-	if err != nil {
-		return plugin.Errorf(plugin.Code(err), "restore VF %s: %w", j.Address, err)
+	if err == nil && limits == nil {
+		return Holding{}, h.removeJournal()
 	}
-	return h.removeJournal()
+	if inPod == nil || j.Ended {
+		var unsaved error
+		j, unsaved = h.saveEnded(j, err)
+		err = errors.Join(err, unsaved)
+	}
+	err = errors.Join(err, limits)
+	return j, plugin.Errorf(plugin.Code(err), "restore VF %s: %w", j.Address, err)
 }
 
 // retrieveLink moves the interface back to the node, unless the kernel has done so because the pod's namespace has ended. In that case the
@@ -218,9 +223,9 @@ func (x *vfRestore) restoreMAC() {
 	x.c.link.MAC = f.MAC
 }
 
-func (x *vfRestore) restorePF() error {
+func (x *vfRestore) restorePF() (limits, err error) {
 	if x.j.Former.PF == nil {
-		return nil
+		return nil, nil
 	}
 	now, ok, err := x.settingsOnPF(x.c)
 	if err == nil && !ok {
@@ -228,9 +233,9 @@ func (x *vfRestore) restorePF() error {
 			"the PF needs its driver and its interface in the namespace of the node; then the next DEL, GC or ADD restores the VF")
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return x.setOnPF(x.c, now, *x.j.Former.PF)
+	return x.setBackOnPF(x.c, now, *x.j.Former.PF, x.j.Former.MAC)
 }
 
 func (x *vfRestore) restoreDriver() (err error) {

@@ -94,7 +94,7 @@ func (d *daemon) claimUse() claimUsage {
 	journals, _ := sriov.Holdings() // restoreLoop logs the error
 	for _, j := range journals {
 		if j.Ended {
-			c.former[j.Address.String()] = j.Former.Driver
+			c.unrestored[j.Address.String()] = j.Unrestored
 		}
 	}
 	for _, h := range d.held {

@@ -32,7 +32,8 @@ type deviceHealth struct {
 type claimUsage struct {
 	owned  map[string]bool       // devices in use, by ID; true for those of claims, whose driver is always correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
-	former map[string]string     // by ID, the driver that a device had before its last pod and that is not loaded
+	// unrestored says, by ID, what of the settings of a device's last pod could not be undone; "" if that harms no other pod.
+	unrestored map[string]string
 }
 
 // deviceCondition contains the reported and the current health of one device.
@@ -102,8 +103,8 @@ func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device,
 	if missing := h.files.missingFile(d); isHealthy(found) && missing != "" {
 		found = dra.Fault{Kind: noFiles, Text: missing}
 	}
-	if former := by.former[id]; isHealthy(found) && former != "" {
-		found = dra.Fault{Kind: unrestored, Text: fmt.Sprintf("its driver before the last pod, %s, is not loaded: run 'modprobe %s'", former, former)}
+	if why := by.unrestored[id]; isHealthy(found) && why != "" {
+		found = dra.Fault{Kind: unrestored, Text: "it is not restored after its last pod: " + why}
 	}
 	if isHealthy(found) && r.API == pool.DRA && !owned && by.leaked != nil && by.leaked(d.Device) {
 		found = dra.Fault{Kind: dra.Held, Text: "its interface is in another network namespace, although no claim has the device"}

@@ -39,7 +39,7 @@ func TestReturnsVFs(t *testing.T) {
 	}
 }
 
-// TestUnrestored checks that a VF is unhealthy while the driver that it had before its last pod is not loaded.
+// TestUnrestored checks that a VF is unhealthy while settings of its last pod are not undone, unless they harm no other pod.
 func TestUnrestored(t *testing.T) {
 	a, err := pci.ParseAddress(vf00)
 	kerneltest.Must(t, err, os.MkdirAll(sriov.JournalFolder, 0o700))
@@ -53,8 +53,11 @@ func TestUnrestored(t *testing.T) {
 	defer func() { kerneltest.Must(t, os.RemoveAll(sriov.JournalFolder)) }()
 	l := newLab(t, twoPFs(t), twoPools)
 	l.awaitDevices("example.com/one", vf00, vf01) // a pod has it
-	write(sriov.Holding{Ended: true})
+	write(sriov.Holding{Ended: true, Unrestored: "link set ens0f0 vf 0 vlan 0 qos 0 proto 802.1q: invalid argument"})
 	l.hup()
 	l.awaitDevices("example.com/one", vf00+"!", vf01)
-	l.awaitLog("devices are unhealthy", vf00, "its driver before the last pod, i40evf, is not loaded: run 'modprobe i40evf'")
+	l.awaitLog("devices are unhealthy", vf00, "it is not restored after its last pod: link set ens0f0 vf 0 vlan 0 qos 0 proto 802.1q: invalid argument")
+	write(sriov.Holding{Ended: true}) // its rate or link state
+	l.hup()
+	l.awaitDevices("example.com/one", vf00, vf01)
 }

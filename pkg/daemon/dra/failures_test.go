@@ -180,7 +180,7 @@ func TestDriverUnloaded(t *testing.T) {
 			t.Errorf("%s: %+v, %v, driver %s", name, held, err, l.driverOf(vf0))
 		}
 	}
-	if got := strings.Count(l.log.String(), "the VF cannot be used until its former driver is loaded"); got != 2 {
+	if got := strings.Count(l.log.String(), "the VF cannot be used until its former driver is bound"); got != 2 {
 		t.Errorf("%d warnings: %s", got, l.log.String())
 	}
 }

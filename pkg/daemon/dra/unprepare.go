@@ -109,7 +109,8 @@ func (d *Driver) releaseDevices(ctx context.Context, r claim.Record, vfs []pci.A
 	return claim.Remove(d.options.Claims, uid)
 }
 
-// restoreDriver binds a device to the driver that it had before the claim. If this is not loaded, the claim can end nevertheless.
+// restoreDriver binds a device to the driver that it had before the claim. If that fails, for example because the driver is not loaded, the
+// claim can end nevertheless.
 func (d *Driver) restoreDriver(ctx context.Context, b claim.Binding) error {
 	a, err := pci.ParseAddress(b.ID)
 	if err != nil {
@@ -124,9 +125,9 @@ func (d *Driver) restoreDriver(ctx context.Context, b claim.Binding) error {
 	case now.Driver == b.Former:
 		return nil
 	}
-	if err = pci.Bind(ctx, d.options.Sysfs, a, b.Former); !errors.Is(err, pci.ErrNotLoaded) {
+	if err = pci.Bind(ctx, d.options.Sysfs, a, b.Former); err == nil || ctx.Err() != nil {
 		return err
 	}
-	d.options.Log.Warn("the VF cannot be used until its former driver is loaded", "vf", b.ID, "driver", b.Former, "error", err)
-	return sriov.RestoreLater(a, b.Former)
+	d.options.Log.Warn("the VF cannot be used until its former driver is bound", "vf", b.ID, "driver", b.Former, "error", err)
+	return sriov.RestoreLater(a, b.Former, err)
 }
