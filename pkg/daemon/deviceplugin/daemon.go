@@ -208,15 +208,15 @@ func (d *daemon) poolEnv() pool.Env {
 	return pool.Env{Last: d.last, DefaultRoute: d.uplinks, InUse: d.inUse, Held: d.heldAddresses()}
 }
 
-// heldAddresses returns the devices that pods have, or nil while the kubelet has not told them.
-func (d *daemon) heldAddresses() map[pci.Address]bool {
+// heldAddresses returns the devices that pods have with their resources, or nil while the kubelet has not told them.
+func (d *daemon) heldAddresses() map[pci.Address]string {
 	if !d.answered {
 		return nil
 	}
-	out := map[pci.Address]bool{}
+	out := map[pci.Address]string{}
 	for _, h := range d.held {
 		if a, err := pci.ParseAddress(h.ID); err == nil {
-			out[a] = true
+			out[a] = h.Resource
 		}
 	}
 	return out

@@ -88,7 +88,7 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	}
 }
 
-// claimUse returns the devices of claims, and those that pods have without one. Which driver is healthy depends on the owner.
+// claimUse returns the devices that claims and pods use.
 func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{map[string]bool{}, d.isLeaked, map[string]string{}}
 	journals, _ := sriov.Holdings() // restoreLoop logs the error
@@ -98,7 +98,7 @@ func (d *daemon) claimUse() claimUsage {
 		}
 	}
 	for _, h := range d.held {
-		c.owned[h.ID] = c.owned[h.ID] || byClaim(h)
+		c.owned[h.ID] = true
 	}
 	return c
 }

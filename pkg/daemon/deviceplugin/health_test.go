@@ -116,3 +116,20 @@ func TestJudge(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnDriver: a pod's VF is healthy with the driver of the pod's conflist, and unhealthy with it after the pod.
+func TestOwnDriver(t *testing.T) {
+	p := vfPool(1)
+	p.Resource.Driver, p.Devices[0].Driver = "iavf", "vfio-pci"
+	id := p.Devices[0].Address.String()
+	s := &pci.Snapshot{Devices: []pci.Device{{Address: p.Devices[0].PF}}}
+	for _, held := range []bool{true, false} {
+		by := claimUsage{owned: map[string]bool{}}
+		if held {
+			by.owned[id] = true
+		}
+		if found := newHealth(nodeFiles{}).faultOf(s, p.Resource, p.Devices[0], by); isHealthy(found) != held {
+			t.Errorf("in a pod %t: %+v", held, found)
+		}
+	}
+}

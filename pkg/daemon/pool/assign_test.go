@@ -319,3 +319,39 @@ func TestPFIsNoDevice(t *testing.T) {
 		}
 	}
 }
+
+// TestHeldDevice: a pod's device stays in its resource when the pod changes what the selectors compare: its driver, or the RDMA device,
+// which moves into the pod. It leaves the resource if the configuration no longer has it there.
+func TestHeldDevice(t *testing.T) {
+	const config = `{"resourceList":[{"resourceName":"user","selectors":{"drivers":["vfio-pci"]}},
+		{"resourceName":"net","splitByNuma":true,"selectors":{"pciAddresses":["%s"],"drivers":["iavf"],"isRdma":true}}]}`
+	s := workerMachine()
+	i := slices.IndexFunc(s.Devices, func(d pci.Device) bool { return d.IsVF() && d.NUMANode == 0 })
+	d := &s.Devices[i]
+	poolOf := func(address string, held map[pci.Address]string) string {
+		for _, p := range Assign(mustParse(t, fmt.Sprintf(config, address)), s, Env{Held: held}) {
+			if slices.ContainsFunc(p.Devices, func(o Device) bool { return o.Address == d.Address }) {
+				return p.Name
+			}
+		}
+		return ""
+	}
+	own := d.Address.String()
+	d.Driver, d.RDMA = "vfio-pci", nil
+	for _, c := range []struct {
+		holder, address, want string
+	}{
+		{"intel.com/net_numa0", own, "intel.com/net_numa0"},
+		{"intel.com/net_numa0", "0000:99:00.0", "intel.com/user"},
+		{"intel.com/user", own, "intel.com/user"},
+		{"other", own, "intel.com/user"},
+		{"", own, "intel.com/user"},
+	} {
+		if got := poolOf(c.address, map[pci.Address]string{d.Address: c.holder}); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+	if got := poolOf(own, nil); got != "intel.com/user" {
+		t.Errorf("held by no pod: %q", got)
+	}
+}

@@ -32,12 +32,18 @@ func (t textTest) missing(n *node) (out []string) {
 	return out
 }
 
-// The driver to which the resource binds its devices passes too; otherwise, a device would leave its pool when it is bound.
+// The driver to which the resource binds its devices passes too, and any driver while a pod has the device; otherwise, a device would leave
+// its pool when it is bound.
 type driverTest struct{ textTest }
 
 func (t driverTest) met(d subject) bool {
-	return t.textTest.met(d) || d.Driver != "" && d.Driver == d.bindTo
+	return t.textTest.met(d) || d.held || d.Driver != "" && d.Driver == d.bindTo
 }
+
+// A pod's device passes the rdmaTest of its resource, because its RDMA device may be in the pod.
+type rdmaTest struct{ textTest }
+
+func (t rdmaTest) met(d subject) bool { return t.textTest.met(d) || d.held }
 
 func absentAddress(n *node, address string) string {
 	if slices.ContainsFunc(n.Devices, func(d pci.Device) bool { return d.Address.String() == address }) {

@@ -99,7 +99,7 @@ type verdict struct {
 	answers  []Answer
 }
 
-// matchAll assigns each device to the first resource that it matches.
+// matchAll assigns each device to the first resource that it matches, but a pod's device to its resource if it still matches that.
 func (c *Config) matchAll(n *node) []verdict {
 	out := make([]verdict, len(n.subjects))
 	for i, d := range n.subjects {
@@ -110,7 +110,7 @@ func (c *Config) matchAll(n *node) []verdict {
 			case !a.Matches:
 			case v.whyBusy != "":
 				a.Reason = v.whyBusy
-			case v.resource >= 0:
+			case v.resource >= 0 && !n.isFrom(&c.Resources[k], d.Address):
 				a.Reason = fmt.Sprintf("already taken by %s in line %d", c.Resources[v.resource].FullName(), c.Resources[v.resource].Line)
 			default:
 				v.resource, v.selector = k, selector
@@ -125,7 +125,7 @@ func (c *Config) matchAll(n *node) []verdict {
 // answerFor compares a device with a resource as if there were no other. The second result is the first selector that the device meets,
 // or -1.
 func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
-	d.bindTo = r.Driver
+	d.bindTo, d.held = r.Driver, n.isFrom(r, d.Address)
 	a, selector, unnamed := Answer{Place: r.Place, Resource: r.FullName()}, -1, d.HasNoPF() && len(r.Selectors) == 0
 	for i, s := range r.Selectors {
 		a.Selectors = append(a.Selectors, s.answerFor(d))
