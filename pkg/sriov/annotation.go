@@ -18,8 +18,8 @@ import (
 // interface name of the configuration.
 const annotationKey = "podlace.io/vfs"
 
-// allowedChoices are the keys that a pod may set; allowAnnotations can reduce them. VLAN, trust and the checks of sent packets are
-// never among them, because they protect other pods.
+// allowedChoices are the keys that allowAnnotations may let a pod set. By default it lets a pod set none, because a pod could take the MAC or
+// address of another. VLAN, trust and the checks of sent packets are never among them, because they protect other pods.
 var allowedChoices = []string{"mac", "ips", "name"}
 
 // vfChoice is what a pod chose for one VF.
@@ -30,10 +30,7 @@ type vfChoice struct {
 }
 
 func parseAllowed(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
-	c.Allowed = allowedChoices
-	if raw.AllowAnnotations != nil {
-		c.Allowed = *raw.AllowAnnotations
-	}
+	c.Allowed = raw.AllowAnnotations
 	for _, key := range c.Allowed {
 		if !slices.Contains(allowedChoices, key) {
 			return plugin.WithHint(plugin.KeyErrorf("allowAnnotations", "allowAnnotations %q: want some of %s", key,
@@ -69,7 +66,8 @@ func parseChoices(c *requestConfig, raw rawConfig, _ *plugin.Request) error {
 func (c *requestConfig) parseChoice(keys map[string]json.RawMessage) (of vfChoice, err error) {
 	for key, value := range keys {
 		if !slices.Contains(c.Allowed, key) {
-			return of, plugin.Errorf(plugin.CodeConfig, "%.20q: pods may only choose %q on this node", key, c.Allowed)
+			return of, plugin.WithHint(plugin.Errorf(plugin.CodeConfig, "%.20q: pods may only choose %q on this node", key, c.Allowed),
+				"allowAnnotations of the plugin sriov lists what pods may choose, of %s", strings.Join(allowedChoices, ", "))
 		}
 		var text string
 		var list []string

@@ -16,6 +16,9 @@ import (
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
+// allowAll are the keys of a configuration that lets pods choose all that they can.
+var allowAll = []any{"allowAnnotations", allowedChoices}
+
 // withAnnotation returns the runtimeConfig of a runtime that passes pod annotations.
 func withAnnotation(text string) object {
 	return object{"io.kubernetes.cri.pod-annotations": object{"podlace.io/vfs": text, "other": "}"}}
@@ -24,7 +27,7 @@ func withAnnotation(text string) object {
 // TestChoices: a pod chooses the MAC, the addresses and the interface name of each of its VFs.
 func TestChoices(t *testing.T) {
 	kerneltest.Slow(t)
-	l := newLab(t, "ipam", ranges(), "reportIPs", true)
+	l := newLab(t, append(allowAll, "ipam", ranges(), "reportIPs", true)...)
 	l.allocate(vf0, vf1)
 	text := `{"net2": {"mac": "02:00:00:00:00:02", "ips": ["10.61.0.77", "fd00:61::77/64"], "name": "data"}, "net1": {"mac": "02:00:00:00:00:01"}}`
 	a := l.add("a", "runtimeConfig", withAnnotation(text))
@@ -49,7 +52,7 @@ func TestChoices(t *testing.T) {
 
 // TestChoicesRefused: ADD refuses forbidden or impossible choices before any change.
 func TestChoicesRefused(t *testing.T) {
-	l := newLab(t)
+	l := newLab(t, allowAll...)
 	l.allocate(vf0, vf1)
 	for _, c := range []struct {
 		says, text string
@@ -87,6 +90,20 @@ func TestChoicesRefused(t *testing.T) {
 	l.allocate(vf0)
 	l.Fails(l.Call("ADD", "a", "prevResult", nil, "runtimeConfig", withAnnotation(`{"eth0": {"name": "x"}}`)), plugin.CodeConfig,
 		"name x: the runtime requires the name eth0")
+	l.isGolden()
+}
+
+// TestChoicesByDefault: without allowAnnotations, a pod chooses nothing, and the error names the key.
+func TestChoicesByDefault(t *testing.T) {
+	l := newLab(t, "ipam", ranges())
+	l.allocate(vf0)
+	for _, choice := range []string{`"mac": "02:00:00:00:00:01"`, `"ips": ["10.61.0.77"]`, `"name": "data"`} {
+		o := l.Call("ADD", "a", "runtimeConfig", withAnnotation(`{"net1": {`+choice+`}}`))
+		l.Fails(o, plugin.CodeConfig, "pods may only choose [] on this node")
+		if !strings.Contains(o.Failure.Details, "allowAnnotations of the plugin sriov lists what pods may choose, of mac, ips, name") {
+			t.Errorf("details: %s", o.Failure.Details)
+		}
+	}
 	l.isGolden()
 }
 

@@ -62,7 +62,7 @@ type rawConfig struct {
 	KubeletDir string   `json:"kubeletDir"`
 	InfoDir    string   `json:"deviceInfoDir"`
 
-	AllowAnnotations *[]string `json:"allowAnnotations"`
+	AllowAnnotations []string `json:"allowAnnotations"`
 
 	IPAM          json.RawMessage `json:"ipam"`
 	RuntimeConfig struct {

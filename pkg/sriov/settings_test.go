@@ -145,7 +145,7 @@ func (l testLab) lateRecord(address, key string) string {
 // TestClaimAndAnnotation: a pod's annotation overrides the class, but ADD fails if it contradicts the claim.
 func TestClaimAndAnnotation(t *testing.T) {
 	kerneltest.Slow(t)
-	l := newLab(t, "ipam", ranges())
+	l := newLab(t, append(allowAll, "ipam", ranges())...)
 	config := vfconfig.Config{MAC: "02:00:00:00:00:01", IfName: "data", IPs: []string{"10.61.0.77"}}
 	for _, c := range []struct{ text, says string }{
 		{`{"data": {"mac": "02:00:00:00:00:02"}}`,
