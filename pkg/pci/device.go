@@ -87,8 +87,9 @@ type Node struct {
 
 // Snapshot is the immutable result of one scan.
 type Snapshot struct {
-	Devices []Device `json:"devices"` // sorted by address
-	Nodes   []Node   `json:"nodes"`   // online nodes, sorted by ID
+	Devices []Device `json:"devices"`         // sorted by address
+	Nodes   []Node   `json:"nodes"`           // online nodes, sorted by ID
+	NoBus   bool     `json:"noBus,omitempty"` // the machine has no PCI bus
 
 	// ExclusiveRDMA is the mode "netns exclusive" of the RDMA subsystem, in which an RDMA device is visible only in its namespace.
 	ExclusiveRDMA bool `json:"exclusiveRDMA,omitempty"`

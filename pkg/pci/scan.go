@@ -3,7 +3,9 @@
 package pci
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -16,8 +18,7 @@ const (
 )
 
 // Scan reads the network cards and NUMA nodes of a machine from sysfs. A device with a file that it cannot read has the error in
-// Unreadable. Functions that disappear during the scan are skipped, as are the VFs of such a PF. Scan fails only if sysfs is missing or
-// has no PCI bus.
+// Unreadable. Functions that disappear during the scan are skipped, as are the VFs of such a PF. Scan fails only if sysfs is missing.
 func Scan(sysfs string) (*Snapshot, error) {
 	root, err := os.OpenRoot(sysfs)
 	if err != nil {
@@ -25,7 +26,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 	}
 	defer root.Close()
 	names, err := listFolder(root, devicesFolder)
-	if err != nil {
+	if _, noSysfs := root.Stat("bus"); err != nil && (noSysfs != nil || !errors.Is(err, fs.ErrNotExist)) {
 		return nil, fmt.Errorf("scan PCI devices of %s: %w", sysfs, err)
 	}
 	s := scanner{root: root, indexes: map[pair]int{}}
@@ -37,7 +38,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 			s.addFunction(a)
 		}
 	}
-	return &Snapshot{Devices: s.joinDevices(), Nodes: scanNodes(root), ExclusiveRDMA: exclusiveRDMA(sysfs)}, nil
+	return &Snapshot{NoBus: err != nil, Devices: s.joinDevices(), Nodes: scanNodes(root), ExclusiveRDMA: exclusiveRDMA(sysfs)}, nil
 }
 
 // scanner is the state of one scan.

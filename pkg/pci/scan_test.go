@@ -210,3 +210,19 @@ func TestScanRDMAMode(t *testing.T) {
 		}
 	}
 }
+
+// TestScanWithoutBus: a machine may have no PCI bus, but a folder that is no sysfs is an error.
+func TestScanWithoutBus(t *testing.T) {
+	sysfs := t.TempDir()
+	if _, err := Scan(sysfs); err == nil {
+		t.Error("no sysfs")
+	}
+	must(t, os.Mkdir(filepath.Join(sysfs, "bus"), 0o755))
+	if s := mustScan(t, sysfs); !s.NoBus || len(s.Devices) > 0 {
+		t.Errorf("%+v", s)
+	}
+	must(t, os.MkdirAll(filepath.Join(sysfs, devicesFolder), 0o755))
+	if mustScan(t, sysfs).NoBus {
+		t.Error("a bus without devices")
+	}
+}

@@ -182,6 +182,22 @@ func TestForgetfulKubelet(t *testing.T) {
 	}
 }
 
+// TestNoPCIBus: on a machine without a PCI bus, the daemon runs, its resources are empty, and it says why once.
+func TestNoPCIBus(t *testing.T) {
+	sysfs := t.TempDir()
+	if err := os.Mkdir(filepath.Join(sysfs, "bus"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := newLab(t, sysfs, twoPools)
+	l.awaitDevices("example.com/one")
+	l.awaitDevices("example.com/two")
+	l.hup()
+	l.await("/readyz", "ok")
+	if got := strings.Count(l.log.String(), "this node has no PCI bus"); got != 1 {
+		t.Errorf("said %d times:\n%s", got, l.log.String())
+	}
+}
+
 // TestHealth checks that a fault and its end are reported after a delay each.
 func TestHealth(t *testing.T) {
 	sysfs := twoPFs(t)

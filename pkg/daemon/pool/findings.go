@@ -15,6 +15,10 @@ import (
 // configuration. They are no errors, because nodes with different devices may use the same configuration.
 func Findings(c *Config, s *pci.Snapshot, env Env) []strict.Problem {
 	f := findings{node: newNode(s, env), c: c, Report: strict.Report{Notes: slices.Clone(c.Notes)}}
+	if s.NoBus && len(c.Resources) > 0 {
+		f.Note(c.Resources[0].Place, "this node has no PCI bus, so no resource has a device")
+		return f.Notes
+	}
 	f.verdicts = c.matchAll(f.node)
 	for i := range c.Resources {
 		if len(c.Resources[i].Unserved) > 0 {
@@ -65,7 +69,7 @@ func (f *findings) reportSelectors(r *Resource) {
 func (f *findings) reportUnmet(r *Resource, c condition) {
 	var have []string
 	for _, d := range f.subjects {
-		d.bindTo = r.Driver
+		d.bindTo, d.held = r.Driver, f.isFrom(r, d.Address)
 		if c.test.met(d) {
 			return
 		}
