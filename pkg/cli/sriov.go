@@ -160,11 +160,32 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 	n.faults, n.slices, n.pluginErr = answer.Faults, answer.Published, err
 	n.claims, n.claimsErr = f.readClaims()
 	n.addClaimed()
+	n.assignPools()
+	return n, nil
+}
+
+// assignPools computes the pools as the device plugin does. A VF without a driver is faulty even if the device plugin does not run.
+func (n *sriovNode) assignPools() {
+	if n.pluginErr == nil {
+		n.env.Held = map[pci.Address]string{}
+		for id, h := range n.held {
+			if a, err := pci.ParseAddress(id); err == nil {
+				n.env.Held[a] = h.Resource
+			}
+		}
+	}
+	faults := map[string]string{}
 	n.pools = pool.Assign(n.config, n.snapshot, n.env)
 	for i, p := range n.pools {
 		n.pools[i].Devices = slices.DeleteFunc(p.Devices, func(d pool.Device) bool { return n.otherOwner(d.Address, p.Name) != nil })
+		for _, d := range p.Devices {
+			if d.Driver == "" {
+				faults[d.Address.String()] = "no driver is bound"
+			}
+		}
 	}
-	return n, nil
+	maps.Copy(faults, n.faults)
+	n.faults = faults
 }
 
 func askPlugin(ctx context.Context, socket string, q poddevices.Question) (poddevices.Answer, error) {

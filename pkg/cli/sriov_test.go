@@ -104,6 +104,34 @@ func TestSRIOVLs(t *testing.T) {
 	}
 }
 
+// TestSRIOVWithoutDriver: a VF without a driver is not listed as free to be allocated, whether or not the device plugin answers.
+func TestSRIOVWithoutDriver(t *testing.T) {
+	flags := labFlags(t)
+	if err := os.Remove(filepath.Join(pcitest.Folder(t, flags[5], "0000:15:02.0"), "driver")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fast", "selectors": {"pfNames": ["ens1f0"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, socket := range []string{flags[7], "/nonexistent"} {
+		_, stdout, _ := runSRIOV(t, append(flags, "--socket", socket), "explain")
+		if want := "offered: meets resourceList[0].selectors; it cannot be allocated at present: no driver is bound"; strings.Count(stdout, want) != 1 {
+			t.Errorf("%s: %s", socket, stdout)
+		}
+	}
+}
+
+// TestSRIOVOwnDriver: a VF whose driver a pod's conflist has changed stays in its resource.
+func TestSRIOVOwnDriver(t *testing.T) {
+	flags := labFlags(t)
+	if err := os.WriteFile(flags[1], []byte(`{"resourceList": [{"resourceName": "fast", "selectors": {"drivers": ["ice"]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, stdout, _ := runSRIOV(t, flags, "explain"); strings.Count(stdout, "example.com/fast  offered: ") != 2 {
+		t.Errorf("got\n%s", stdout)
+	}
+}
+
 func TestSRIOVExplain(t *testing.T) {
 	flags := labFlags(t)
 	status, stdout, stderr := runSRIOV(t, flags, "explain")

@@ -18,8 +18,8 @@ import (
 // interface name of the configuration.
 const annotationKey = "podlace.io/vfs"
 
-// allowedChoices are the keys that allowAnnotations may let a pod set. By default a pod sets none, because it could take the MAC or address of
-// another. VLAN, trust and the checks of sent packets are never among them, because they protect other pods.
+// allowedChoices are the keys that allowAnnotations may let a pod set. By default a pod sets none, because it could take the MAC or address
+// of another. VLAN, trust and the checks of sent packets are never among them, because they protect other pods.
 var allowedChoices = []string{"mac", "ips", "name"}
 
 // vfChoice is what a pod chose for one VF.
