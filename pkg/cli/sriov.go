@@ -170,7 +170,7 @@ func (n *sriovNode) assignPools() {
 		n.env.Held = map[pci.Address]string{}
 		for id, h := range n.held {
 			if a, err := pci.ParseAddress(id); err == nil {
-				n.env.Held[a] = h.Resource
+				n.env.Held[a] = cmp.Or(h.Resource, "a claim")
 			}
 		}
 	}

@@ -5,7 +5,6 @@ package pci
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -26,7 +25,7 @@ func Scan(sysfs string) (*Snapshot, error) {
 	}
 	defer root.Close()
 	names, err := listFolder(root, devicesFolder)
-	if _, noSysfs := root.Stat("bus"); err != nil && (noSysfs != nil || !errors.Is(err, fs.ErrNotExist)) {
+	if _, noSysfs := root.Stat("bus"); err != nil && (noSysfs != nil || !errors.Is(err, os.ErrNotExist)) {
 		return nil, fmt.Errorf("scan PCI devices of %s: %w", sysfs, err)
 	}
 	s := scanner{root: root, indexes: map[pair]int{}}

@@ -25,7 +25,7 @@ func (l testLab) changeJournal(vf string, change func(*Holding)) {
 	must(l, h.save(j))
 }
 
-// TestIGBRateRefused: DEL and the next ADD succeed although the PF's driver refuses the former rate, because the link is slower than before.
+// TestIGBRateRefused: DEL and the next ADD succeed although the PF's driver refuses the former rate, as the link is slower than before.
 // Once it accepts the rate, the VF is restored.
 func TestIGBRateRefused(t *testing.T) {
 	l := newIGB(t)
@@ -77,8 +77,8 @@ func (l igb) inject(at int, id string) (o outcome, op string) {
 	return o, found[1]
 }
 
-// TestIGBRestoreRefused: the PF's driver refuses to restore one setting, each in turn. DEL succeeds, the error names the setting, and no pod
-// may have the VF while another setting than a rate is missing.
+// TestIGBRestoreRefused: the PF's driver refuses to restore one setting, each in turn. DEL succeeds, the error names the setting, and no
+// pod may have the VF while another setting than a rate is missing.
 func TestIGBRestoreRefused(t *testing.T) {
 	l := newIGB(t)
 	l.first()
@@ -109,8 +109,8 @@ func TestIGBRestoreRefused(t *testing.T) {
 	l.isGolden()
 }
 
-// TestIGBMACRefused: the PF's driver does not delete the MAC of a pod, so the PF stores that of the VF's interface, and the next pod can get
-// the VF and a MAC.
+// TestIGBMACRefused: the PF's driver does not delete the MAC of a pod, so the PF stores that of the VF's interface, and the next pod can
+// get the VF and a MAC.
 func TestIGBMACRefused(t *testing.T) {
 	l := newIGB(t)
 	vf := l.first()

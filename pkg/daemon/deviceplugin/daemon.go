@@ -4,6 +4,7 @@ package deviceplugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -216,7 +217,7 @@ func (d *daemon) heldAddresses() map[pci.Address]string {
 	out := map[pci.Address]string{}
 	for _, h := range d.held {
 		if a, err := pci.ParseAddress(h.ID); err == nil {
-			out[a] = h.Resource
+			out[a] = cmp.Or(h.Resource, "a claim")
 		}
 	}
 	return out

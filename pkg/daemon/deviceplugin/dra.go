@@ -88,17 +88,19 @@ func (d *daemon) updateDRA(ctx context.Context, pools []pool.Pool, faults map[st
 	}
 }
 
-// claimUse returns the devices that claims and pods use.
+// claimUse returns the devices of claims, and those that pods have without one. Which driver is healthy depends on the owner.
 func (d *daemon) claimUse() claimUsage {
-	c := claimUsage{map[string]bool{}, d.isLeaked, map[string]string{}}
+	c := claimUsage{owned: map[string]bool{}, leaked: d.isLeaked, former: map[string]string{}, unrestored: map[string]string{}}
 	journals, _ := sriov.Holdings() // restoreLoop logs the error
 	for _, j := range journals {
 		if j.Ended {
 			c.unrestored[j.Address.String()] = j.Unrestored
+		} else {
+			c.former[j.Address.String()] = j.Former.Driver
 		}
 	}
 	for _, h := range d.held {
-		c.owned[h.ID] = true
+		c.owned[h.ID] = c.owned[h.ID] || byClaim(h)
 	}
 	return c
 }

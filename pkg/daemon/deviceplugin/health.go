@@ -30,8 +30,9 @@ type deviceHealth struct {
 
 // claimUsage is which devices claims or pods use. The health of a device depends on that.
 type claimUsage struct {
-	owned  map[string]bool       // devices in use, by ID, whose driver is always correct, because the claim or the conflist chose it
+	owned  map[string]bool       // devices in use, by ID; true for those of claims, whose driver is always correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
+	former map[string]string     // by ID, the driver of a pod's device before the pod, which its conflist may have changed
 	// unrestored says, by ID, what of the settings of a device's last pod could not be undone; "" if that harms no other pod.
 	unrestored map[string]string
 }
@@ -92,8 +93,8 @@ const (
 // faultOf returns the current fault of a resource's device, or the zero value if a pod can use it.
 func (h *deviceHealth) faultOf(s *pci.Snapshot, r *pool.Resource, d pool.Device, by claimUsage) dra.Fault {
 	driver, id := r.Driver, d.Address.String()
-	_, owned := by.owned[id]
-	if owned || d.Whole > 0 {
+	claimed, owned := by.owned[id]
+	if claimed || d.Whole > 0 || by.former[id] == driver {
 		driver = ""
 	}
 	found := deviceFault(s, driver, d)

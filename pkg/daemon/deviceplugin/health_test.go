@@ -124,9 +124,9 @@ func TestOwnDriver(t *testing.T) {
 	id := p.Devices[0].Address.String()
 	s := &pci.Snapshot{Devices: []pci.Device{{Address: p.Devices[0].PF}}}
 	for _, held := range []bool{true, false} {
-		by := claimUsage{owned: map[string]bool{}}
+		by := claimUsage{}
 		if held {
-			by.owned[id] = true
+			by.former = map[string]string{id: "iavf"}
 		}
 		if found := newHealth(nodeFiles{}).faultOf(s, p.Resource, p.Devices[0], by); isHealthy(found) != held {
 			t.Errorf("in a pod %t: %+v", held, found)

@@ -345,7 +345,7 @@ func TestHeldDevice(t *testing.T) {
 		{"intel.com/net_numa0", "0000:99:00.0", "intel.com/user"},
 		{"intel.com/user", own, "intel.com/user"},
 		{"other", own, "intel.com/user"},
-		{"", own, "intel.com/user"},
+		{"a claim", own, "intel.com/user"},
 	} {
 		if got := poolOf(c.address, map[pci.Address]string{d.Address: c.holder}); got != c.want {
 			t.Errorf("%+v: %q", c, got)

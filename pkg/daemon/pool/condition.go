@@ -32,18 +32,17 @@ func (t textTest) missing(n *node) (out []string) {
 	return out
 }
 
-// The driver to which the resource binds its devices passes too, and any driver while a pod has the device; otherwise, a device would leave
-// its pool when it is bound.
+// met reports whether a device meets the condition. A pod may change the driver of its device or have its RDMA device.
+func (c condition) met(d subject) bool {
+	return c.test.met(d) || d.held && (c.Name == "drivers" || c.Name == "isRdma")
+}
+
+// The driver to which the resource binds its devices passes too; otherwise, a device would leave its pool when it is bound.
 type driverTest struct{ textTest }
 
 func (t driverTest) met(d subject) bool {
-	return t.textTest.met(d) || d.held || d.Driver != "" && d.Driver == d.bindTo
+	return t.textTest.met(d) || d.Driver != "" && d.Driver == d.bindTo
 }
-
-// A pod's device passes the rdmaTest of its resource, because its RDMA device may be in the pod.
-type rdmaTest struct{ textTest }
-
-func (t rdmaTest) met(d subject) bool { return t.textTest.met(d) || d.held }
 
 func absentAddress(n *node, address string) string {
 	if slices.ContainsFunc(n.Devices, func(d pci.Device) bool { return d.Address.String() == address }) {

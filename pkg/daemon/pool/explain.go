@@ -157,7 +157,7 @@ func (c *Config) answerFor(r *Resource, n *node, d subject) (Answer, int) {
 func (s *selector) answerFor(d subject) selectorAnswer {
 	a := selectorAnswer{Place: s.Place, Met: true}
 	for _, c := range s.Conditions {
-		check := conditionResult{c.Place, c.Name, c.test.want(), c.test.found(d), c.test.met(d)}
+		check := conditionResult{c.Place, c.Name, c.test.want(), c.test.found(d), c.met(d)}
 		a.Met = a.Met && check.Met
 		a.Checks = append(a.Checks, check)
 	}

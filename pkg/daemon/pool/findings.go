@@ -70,7 +70,7 @@ func (f *findings) reportUnmet(r *Resource, c condition) {
 	var have []string
 	for _, d := range f.subjects {
 		d.bindTo, d.held = r.Driver, f.isFrom(r, d.Address)
-		if c.test.met(d) {
+		if c.met(d) {
 			return
 		}
 		if v := quoteEmpty(c.test.found(d)); !slices.Contains(have, v) {

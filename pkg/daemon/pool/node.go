@@ -15,8 +15,8 @@ type Env struct {
 	DefaultRoute []string
 	// InUse says of interfaces why the node itself may use them. A function without a PF may be its uplink or the path to its storage.
 	InUse map[string]string
-	// Held has the resource of each device that a pod has, "" for that of a claim, or is nil if they are unknown. The interface of another
-	// function without a PF must be here.
+	// Held has the resource of each device that a pod has, or is nil if they are unknown. The interface of another function without a PF
+	// must be here.
 	Held map[pci.Address]string
 	// Last has the attributes of each device as they were while its interface was on the node. Selectors use them while it is in a pod,
 	// unless the driver has changed.
@@ -74,18 +74,10 @@ func (n *node) index(a pci.Address) (int, bool) {
 	return slices.BinarySearchFunc(n.subjects, a, func(d subject, a pci.Address) int { return d.Address.Compare(a) })
 }
 
-func (n *node) isHeld(a pci.Address) bool {
-	_, ok := n.env.Held[a]
-	return ok
-}
-
 // isFrom reports whether a pod has the device from the resource.
 func (n *node) isFrom(r *Resource, a pci.Address) bool {
-	name := n.env.Held[a]
-	if parts := splitForm.FindStringSubmatch(name); parts != nil && r.maySplit(parts[2]) {
-		name = parts[1]
-	}
-	return name != "" && name == r.FullName()
+	parts := splitForm.FindStringSubmatch(n.env.Held[a])
+	return n.env.Held[a] == r.FullName() || parts != nil && parts[1] == r.FullName() && r.maySplit(parts[2])
 }
 
 func (n *node) pfs(names func(subject) []string) (out []string) {
@@ -120,7 +112,7 @@ func (c *Config) whyBusy(n *node, i int) string {
 		switch {
 		case d.IsVirtio():
 			return "the kernel does not say which interface of a pod belongs to a virtio card"
-		case len(d.Interfaces) == 0 && d.Driver != "" && !pci.IsUserspace(d.Driver) && n.env.Held != nil && !n.isHeld(d.Address):
+		case len(d.Interfaces) == 0 && d.Driver != "" && !pci.IsUserspace(d.Driver) && n.env.Held != nil && n.env.Held[d.Address] == "":
 			return "its interface is in the network namespace of no pod that is known"
 		}
 		for _, name := range d.Interfaces {

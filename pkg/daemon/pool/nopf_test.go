@@ -39,7 +39,7 @@ func TestInterfaceElsewhere(t *testing.T) {
 		}
 	}
 	a, _ := pci.ParseAddress("0000:40:00.0")
-	for want, held := range map[string]map[pci.Address]string{"r:": {}, "r: n": {a: ""}} {
+	for want, held := range map[string]map[pci.Address]string{"r:": {}, "r: n": {a: "r"}} {
 		if got := formatPools(Assign(c, s, Env{Held: held})); got != want {
 			t.Errorf("%v: %s, want %s", held, got, want)
 		}

@@ -69,7 +69,7 @@ func (r *reader) selectorKeys(s *selector) strict.Fields {
 		},
 		"isRdma": func(v strict.Value) {
 			if r.Bool(&s.RDMA)(v); s.RDMA {
-				s.add(v, rdmaTest{textTest{[]string{"true"}, func(d subject) string { return strconv.FormatBool(len(d.RDMA) > 0) }, nil}})
+				s.add(v, textTest{[]string{"true"}, func(d subject) string { return strconv.FormatBool(len(d.RDMA) > 0) }, nil})
 			}
 		},
 		"needVhostNet": r.Bool(&s.VhostNet),
