@@ -25,7 +25,8 @@ func Scan(sysfs string) (*Snapshot, error) {
 	}
 	defer root.Close()
 	names, err := listFolder(root, devicesFolder)
-	if _, noSysfs := root.Stat("bus"); err != nil && (noSysfs != nil || !errors.Is(err, os.ErrNotExist)) {
+	_, noSysfs := root.Stat("bus")
+	if _, noBus := root.Stat("bus/pci"); err != nil && (noSysfs != nil || !errors.Is(noBus, os.ErrNotExist)) {
 		return nil, fmt.Errorf("scan PCI devices of %s: %w", sysfs, err)
 	}
 	s := scanner{root: root, indexes: map[pair]int{}}
