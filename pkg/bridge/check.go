@@ -222,6 +222,9 @@ func (j *job) checkLayer3(w wiring, l layer3) error {
 	if err := j.checkPaths(w, l); err != nil {
 		return err
 	}
+	if err := j.checkSwitching(w, l); err != nil {
+		return err
+	}
 	return j.checkGatewayMAC(w, l)
 }
 

@@ -25,11 +25,11 @@ func (a attached) run(command string) error {
 	return nil
 }
 
-// named replaces HOST by the name of the pod's host-side veth, and V4 and V6 by the pod's addresses.
+// named replaces HOST by the name of the pod's host-side veth, PODMAC by the pod's MAC, and V4 and V6 by the pod's addresses.
 func (a attached) named(text string) string {
 	var words []string
 	if len(a.result.Interfaces) > 1 {
-		words = append(words, "HOST", a.hostVeth())
+		words = append(words, "HOST", a.hostVeth(), "PODMAC", a.result.Interfaces[2].Mac)
 	}
 	for i, ip := range a.result.IPs {
 		words = append(words, fmt.Sprint("V", 4+2*i), ip.Address.IP.String())
@@ -84,6 +84,13 @@ func damages() map[string]damage {
 		"broadcast flood off": {"bridge link set dev HOST bcast_flood off", "bcast_flood false", byGC, ""},
 		"hairpin off":         {"bridge link set dev HOST hairpin off", "has hairpin false, want hairpin true", byGC, ""},
 		"isolated":            {"bridge link set dev HOST isolated on", "has isolated true, want isolated false", byGC, ""},
+		"learning off":        {"bridge link set dev HOST learning off", "learning false", byGC, ""},
+		"forwarding database": {"bridge fdb flush dev btn0", "btn0 lacks its own MAC in its forwarding database", all, ""},
+		"own MAC at a port": {"bridge fdb replace $(cat /sys/class/net/btn0/address) dev HOST master static",
+			"btn0 lacks its own MAC in its forwarding database", all, ""},
+		"fixed entry for the pod": {"bridge fdb replace PODMAC dev btn0 self permanent", "leads frames for the pod's MAC PODMAC away from HOST", "",
+			"bridge fdb del PODMAC dev btn0 self"},
+		"ARP off": {"ip link set btn0 arp off", "btn0 does not answer ARP requests", "", "ip link set btn0 arp on"},
 		"host side renamed": {"ip link set HOST down; ip link set HOST name renamed0; ip link set renamed0 up",
 			"the host side of eth0 is renamed0, want HOST", "", "ip link set renamed0 down; ip link set renamed0 name HOST; ip link set HOST up"},
 	}
@@ -160,8 +167,14 @@ func toleratedChanges() map[string]struct{ command, says, repair string } {
 		"IPv6 on-link route":    {"ip route del fd00:61::/64 dev eth0", "eth0 has no on-link route to the gateway fd00:61::1", ""},
 		"MTU of the bridge": {"node:ip link set btn0 mtu 9000", "btn0 has mtu 9000, more than the 1500 of the pod",
 			"node:ip link set btn0 mtu 1500"},
-		"nf_call_iptables": {"node:ip link set btn0 type bridge nf_call_iptables 0", "nf_call_iptables of btn0 is off",
+		"nf_call_iptables": {"node:ip link set btn0 type bridge nf_call_iptables 0", "nf_call_iptables or nf_call_ip6tables of btn0 is off",
 			"node:ip link set btn0 type bridge nf_call_iptables 1"},
+		"nf_call_ip6tables": {"node:ip link set btn0 type bridge nf_call_ip6tables 0", "nf_call_iptables or nf_call_ip6tables of btn0 is off",
+			"node:ip link set btn0 type bridge nf_call_ip6tables 1"},
+		"spanning tree": {"node:ip link set btn0 type bridge stp_state 1", "stp_state of btn0 is 1",
+			"node:ip link set btn0 type bridge stp_state 0"},
+		"ageing time": {"node:ip link set btn0 type bridge ageing_time 0", "ageing_time of btn0 is 0",
+			"node:ip link set btn0 type bridge ageing_time 30000"},
 		"forwarding of the bridge": {"node:sysctl -qw net.ipv4.conf.btn0.forwarding=0",
 			"btn0 does not forward IPv4 (net.ipv4.conf.btn0.forwarding=0)", "node:sysctl -qw net.ipv4.conf.btn0.forwarding=1"},
 		"overlapping subnet": {"node:ip link add up0 type veth; ip link set up0 up; ip addr add 10.61.0.126/25 dev up0",

@@ -17,6 +17,9 @@ import (
 // setUpGateway adds the gateway addresses to the bridge and enables forwarding on the node.
 func (j *job) setUpGateway(w wiring, l layer3) error {
 	bridge := w.gateway
+	if err := j.ensureOwnEntry(bridge); err != nil {
+		return err
+	}
 	for _, gw := range l.gateways {
 		// The note file's name contains the prefix length, which saves a slow search in the kernel's list of all addresses.
 		_, noted := attachment.ReadNote(j.att.Network, gatewayNote(bridge, gw))

@@ -112,9 +112,10 @@ type missingPart struct {
 	do   func() error
 }
 
-// missingParts returns the parts of a path (forwarding, gateway address, subnet route) that ADD created and that are missing. It ignores a
-// gateway address that the network did not add or that another link has, and a subnet route if an admin added another one for the pod or
-// the subnet. A link that is down misses nothing. In a VRF only forwarding is checked, because the main table has no route for the link.
+// missingParts returns the parts of a path that are missing: forwarding, the bridge's own MAC, gateway address and subnet route. It ignores
+// a gateway address that the network did not add or that another link has, and a subnet route if an admin added another one for the pod or
+// the subnet. A link that is down misses nothing. In a VRF neither address nor route is checked, because the main table has no route for
+// the link.
 func (p path) missingParts(host *kernel.Node, network string) (all []missingPart, err error) {
 	link, ok, err := host.Link(p.link)
 	if err != nil || !ok || !link.Up {
@@ -129,6 +130,11 @@ func (p path) missingParts(host *kernel.Node, network string) (all []missingPart
 		all = append(all, missingPart{forwarding, func() error { return enableForwarding(host, link, is4, false) }})
 	} else if err != nil && !byAdmin {
 		return nil, err
+	}
+	if lost, err := lacksOwnEntry(host, link); err != nil {
+		return nil, err
+	} else if lost {
+		all = append(all, missingPart{"MAC of " + link.Name + " in its forwarding database", func() error { return host.AddOwnEntry(link) }})
 	}
 	if link.Master != 0 {
 		return all, nil

@@ -173,7 +173,9 @@ func (st state) lost(host *kernel.Node, key attachment.Key) (lost []string) {
 	for _, p := range st.paths() {
 		parts, _ := p.missingParts(host, key.Network)
 		for _, part := range parts {
-			lost = append(lost, part.what)
+			if !slices.Contains(lost, part.what) {
+				lost = append(lost, part.what)
+			}
 		}
 	}
 	for _, a := range st.byIPTables() {

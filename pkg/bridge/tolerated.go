@@ -37,8 +37,14 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 		errs = append(errs, plugin.Differs("%s has mtu %d in the pod, less than the %d of its host side", j.r.IfName, w.pod.MTU, w.host.MTU))
 	}
 	if w.bridge.MadeFiltered() && !w.bridge.Filtered && j.cfg.Gateway && j.cfg.gatewayName() == w.bridge.Name {
-		errs = append(errs, plugin.Differs("nf_call_iptables of %s is off: a pod may not reach a Service whose backend is on the same bridge",
-			w.bridge.Name))
+		errs = append(errs, plugin.Differs("nf_call_iptables or nf_call_ip6tables of %s is off: "+
+			"a pod may not reach a Service whose backend is on the same bridge", w.bridge.Name))
+	}
+	if w.bridge.Made() && w.bridge.STP {
+		errs = append(errs, plugin.Differs("stp_state of %s is 1: a new pod has no network until the forward delay is over", w.bridge.Name))
+	}
+	if w.bridge.Made() && w.bridge.Forgetful {
+		errs = append(errs, plugin.Differs("ageing_time of %s is 0: every pod gets the frames of all others", w.bridge.Name))
 	}
 	if j.lowersMTU(w.bridge) { // ADD lowers the MTU, so it was raised later
 		errs = append(errs, plugin.Differs("%s has mtu %d, more than the %d of the pod", w.bridge.Name, w.bridge.MTU, j.cfg.MTU))

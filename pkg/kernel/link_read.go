@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -47,12 +48,14 @@ type Link struct {
 	// setting force_forwarding (since Linux 6.17) of the link. NS.Forwards returns the IPv6 setting for all links.
 	Forwards4, Forwards6 bool
 
-	// Filtered is a bridge's nf_call_iptables (ip-link(8)): iptables and nftables see bridged packets while br_netfilter is loaded.
+	// Filtered is a bridge's nf_call_iptables and nf_call_ip6tables (ip-link(8)): iptables and nftables see bridged packets while
+	// br_netfilter is loaded.
 	Filtered bool
 	// set only for a bridge
 	FiltersVLANs bool
 	DefaultVLAN  uint16 // VLAN of a new port, or 0
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
+	Forgetful    bool   // its ageing_time is 0: it forgets each MAC at once and sends all frames to all ports
 }
 
 // Traits are settings of ip-link(8) that a link keeps when it moves to another namespace.
@@ -222,8 +225,12 @@ func parseLink(message []byte) (Link, error) {
 	}
 	on := func(value []byte) bool { return len(value) > 0 && value[0] != 0 }
 	body := message[unix.SizeofIfInfomsg:]
-	link.Filtered = link.Kind == "bridge" && on(attributeAt(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_NF_CALL_IPTABLES))
-	link.STP = link.Kind == "bridge" && on(attributeAt(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, nl.IFLA_BR_STP_STATE))
+	if link.Kind == "bridge" {
+		settings := attributeAt(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
+		link.Filtered = on(attributeOf(settings, nl.IFLA_BR_NF_CALL_IPTABLES)) && on(attributeOf(settings, nl.IFLA_BR_NF_CALL_IP6TABLES))
+		link.STP = number32(attributeOf(settings, nl.IFLA_BR_STP_STATE)) != 0
+		link.Forgetful = bytes.Equal(attributeOf(settings, nl.IFLA_BR_AGEING_TIME), make([]byte, 4))
+	}
 	link.conf6 = attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
 	if conf4 := attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET, iflaInetConf); len(conf4) >= 4*confForwarding4 {
 		link.Forwards4 = binary.NativeEndian.Uint32(conf4[4*(confForwarding4-1):]) != 0

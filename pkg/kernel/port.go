@@ -19,6 +19,7 @@ type BridgePort struct {
 	Locked   bool // accepts only frames from a MAC that the bridge knows
 	// the bridge sends no frames for unknown MACs, no multicast or no broadcast frames through the port
 	NoFlood, NoMulticastFlood, NoBroadcastFlood bool
+	NoLearning                                  bool // the bridge sends frames for the port's MACs to all ports
 }
 
 // PortState is the state of a bridge port (BR_STATE_* in include/uapi/linux/if_bridge.h).
@@ -45,7 +46,8 @@ type portFlag struct {
 func (p BridgePort) flags() []portFlag {
 	return []portFlag{{"hairpin", nl.IFLA_BRPORT_MODE, p.Hairpin}, {"isolated", nl.IFLA_BRPORT_ISOLATED, p.Isolated},
 		{"locked", nl.IFLA_BRPORT_LOCKED, p.Locked}, {"flood", nl.IFLA_BRPORT_UNICAST_FLOOD, !p.NoFlood},
-		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood}}
+		{"mcast_flood", nl.IFLA_BRPORT_MCAST_FLOOD, !p.NoMulticastFlood}, {"bcast_flood", nl.IFLA_BRPORT_BCAST_FLOOD, !p.NoBroadcastFlood},
+		{"learning", nl.IFLA_BRPORT_LEARNING, !p.NoLearning}}
 }
 
 // Unlike returns the flags that differ from those of other, with their values in p, for example "hairpin true", or "".
@@ -70,7 +72,7 @@ func parsePort(attributes []byte) (p BridgePort, state PortState) {
 	}
 	return BridgePort{Hairpin: is(nl.IFLA_BRPORT_MODE, 1), Isolated: is(nl.IFLA_BRPORT_ISOLATED, 1), Locked: is(nl.IFLA_BRPORT_LOCKED, 1),
 		NoFlood: is(nl.IFLA_BRPORT_UNICAST_FLOOD, 0), NoMulticastFlood: is(nl.IFLA_BRPORT_MCAST_FLOOD, 0),
-		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0)}, state
+		NoBroadcastFlood: is(nl.IFLA_BRPORT_BCAST_FLOOD, 0), NoLearning: is(nl.IFLA_BRPORT_LEARNING, 0)}, state
 }
 
 // SetPort changes the flags of a bridge port to want, in one request. It is a no-op if they are equal. Package netlink sends one request

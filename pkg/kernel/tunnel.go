@@ -98,6 +98,8 @@ type neighbourEntry struct {
 	family    byte
 	link      int
 	permanent bool
+	static    bool // of a forwarding database: not learned
+	bridge    int  // of an entry of a bridge's forwarding database
 	protocol  int
 	addr      netip.Addr
 	mac       net.HardwareAddr
@@ -109,9 +111,11 @@ func parseNeighbour(message []byte) (e neighbourEntry, ok bool) {
 		return e, false
 	}
 	e.family, e.link = message[0], int(binary.NativeEndian.Uint32(message[4:]))
-	e.permanent = binary.NativeEndian.Uint16(message[8:])&unix.NUD_PERMANENT != 0
+	state := binary.NativeEndian.Uint16(message[8:])
+	e.permanent, e.static = state&unix.NUD_PERMANENT != 0, state&unix.NUD_NOARP != 0
 	e.addr, _ = netip.AddrFromSlice(attributeOf(message[header:], unix.NDA_DST))
 	e.mac = attributeOf(message[header:], unix.NDA_LLADDR)
+	e.bridge = int(number32(attributeOf(message[header:], unix.NDA_MASTER)))
 	if p := attributeOf(message[header:], ndaProtocol); len(p) == 1 {
 		e.protocol = int(p[0])
 	}
