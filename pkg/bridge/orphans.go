@@ -54,8 +54,8 @@ func previousMAC(orphans []orphan) net.HardwareAddr {
 	return randomMAC()
 }
 
-// restoreBridges creates the pods' missing bridges, restores the ports, sets up the bridges that are down, and attaches the gateways of
-// VLANs. The next ADD restores what records do not tell: promiscuous mode and duplicate address detection.
+// restoreBridges creates the pods' missing bridges, restores the ports, sets up Podlace's bridges that are down, and attaches the gateways
+// of VLANs. The next ADD restores what records do not tell: promiscuous mode and duplicate address detection.
 func restoreBridges(host *kernel.Node, log *slog.Logger, pods []attachment.Of[state]) error {
 	names := map[string]bool{}
 	for _, pod := range pods {
@@ -69,7 +69,7 @@ func restoreBridges(host *kernel.Node, log *slog.Logger, pods []attachment.Of[st
 			log.Warn("the bridge of pods is missing and is created again", "bridge", name)
 			link, err = createBridge(host, name)
 		}
-		if err == nil && link.Kind == "bridge" && !link.Up {
+		if err == nil && link.Made() && !link.Up {
 			down = append(down, link)
 			err = host.Set(link.Lacks(hardenedSysctls(name, false)...)...)
 		}
@@ -126,8 +126,8 @@ func (j *job) prepareNewBridge(bridge kernel.Link, orphans []orphan) error {
 		j.restoreOrphans(bridge, orphans)
 		return nil
 	}
-	// An unpinned bridge takes the lowest MAC of its ports. When it changes, pods send to the previous one for some seconds. The reference
-	// plugin pins the MAC whenever it adds a gateway address.
+	// An unpinned bridge takes the lowest MAC of its ports. When it changes, pods send to the previous one for some seconds, and another
+	// program's bridge loses the MAC that its neighbours know. The reference plugin pins the MAC whenever it adds a gateway address.
 	if !bridge.Made() {
 		if err := j.host.SetMAC(bridge, bridge.MAC); err != nil {
 			return err

@@ -54,7 +54,8 @@ func (j *job) createLinks() (w wiring, err error) {
 	return w, err
 }
 
-// ensureBridge returns the bridge, which it creates if it is missing. As its last step, it sets the bridge up.
+// ensureBridge returns the bridge, which it creates if it is missing. As its last step, it sets the bridge up. Another program's bridge,
+// of which a port may be the node's uplink, keeps all settings that no key of the configuration names.
 func (j *job) ensureBridge() (kernel.Link, error) {
 	link, made, orphans, err := j.findBridge()
 	if err != nil {
@@ -70,8 +71,10 @@ func (j *job) ensureBridge() (kernel.Link, error) {
 	if err := j.ensureMTU(&link); err != nil {
 		return link, err
 	}
-	if err := j.host.Set(link.Lacks(hardenedSysctls(j.cfg.Bridge, j.cfg.DAD)...)...); err != nil {
-		return link, err
+	if link.Made() {
+		if err := j.host.Set(link.Lacks(hardenedSysctls(j.cfg.Bridge, j.cfg.DAD)...)...); err != nil {
+			return link, err
+		}
 	}
 	if j.cfg.Promisc && !link.Promis {
 		if err := j.host.SetPromisc(link, true); err != nil {
