@@ -39,22 +39,13 @@ func compareForwarding(host *kernel.Node, gateway kernel.Link, is4 bool) (byAdmi
 // enableForwarding enables forwarding from a gateway link. It sets the link's own setting only for the first pod, because an admin may
 // exclude single links later.
 func enableForwarding(host *kernel.Node, gateway kernel.Link, is4, first bool) error {
-	var settings []kernel.Sysctl
-	on, err := host.Forwards(is4)
-	switch {
-	case err != nil && !kernel.IsNoFamily(err):
+	changed, err := host.EnableForwarding(is4)
+	if err != nil {
 		return err
-	case err == nil && on:
-		if is4 && first && !gateway.Forwards4 {
-			settings = append(settings, kernel.Sysctl{Path: "ipv4/conf/" + gateway.Name + "/forwarding", Value: "1"})
-		}
-	case is4:
-		settings = append(settings, kernel.Sysctl{Path: "ipv4/ip_forward", Value: "1"})
-	default:
-		if err := host.KeepRouterAdvertisements(); err != nil {
-			return err
-		}
-		settings = append(settings, kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"})
+	}
+	var settings []kernel.Sysctl
+	if is4 && !changed && first && !gateway.Forwards4 {
+		settings = append(settings, kernel.Sysctl{Path: "ipv4/conf/" + gateway.Name + "/forwarding", Value: "1"})
 	}
 	if !is4 {
 		settings = append(settings, gateway.Lacks(kernel.Sysctl{Path: "ipv6/conf/" + gateway.Name + "/disable_ipv6", Value: "0"})...)

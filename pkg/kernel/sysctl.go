@@ -157,3 +157,20 @@ func (n *NS) Forwards(is4 bool) (bool, error) {
 	value := attributeAt(replies[0][4:], netconfForwarding)
 	return len(value) == 4 && binary.NativeEndian.Uint32(value) != 0, nil
 }
+
+// EnableForwarding enables forwarding for all links, and reports whether it was off. It is a no-op if the kernel lacks the address family.
+func (n *NS) EnableForwarding(is4 bool) (changed bool, err error) {
+	on, err := n.Forwards(is4)
+	switch {
+	case IsNoFamily(err):
+		return false, nil
+	case err != nil || on:
+		return false, err
+	case is4:
+		return true, n.Set(Sysctl{Path: "ipv4/ip_forward", Value: "1"})
+	}
+	if err := n.KeepRouterAdvertisements(); err != nil {
+		return false, err
+	}
+	return true, n.Set(Sysctl{Path: "ipv6/conf/all/forwarding", Value: "1"})
+}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nodefile"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -41,6 +42,21 @@ func TestStart(t *testing.T) {
 	}
 	if !l.says("node n9 10.244.9.0/24", "refused", "198.51.100.9 shares no link", "set offLink to vxlan") || l.log.count("node=n9") != 1 {
 		t.Errorf("%+v", l.status().Problems)
+	}
+}
+
+// TestNodeWithoutPodsForwards: the agent enables forwarding of both families, without which a NodePort does not answer through a node
+// whose first pod has not come yet.
+func TestNodeWithoutPodsForwards(t *testing.T) {
+	host, err := kernel.Host()
+	kerneltest.Must(t, err, host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "0"},
+		kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "0"}))
+	defer host.Close()
+	newLab(t).ready()
+	for _, is4 := range []bool{true, false} {
+		if on, err := host.Forwards(is4); err != nil || !on {
+			t.Errorf("IPv4 %t: forwards %t, %v", is4, on, err)
+		}
 	}
 }
 

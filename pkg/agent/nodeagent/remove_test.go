@@ -46,9 +46,11 @@ func (l *lab) agentCommand(flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestRemove: "podlace-node remove" fails while the agent runs. Afterwards it leaves the node as it was before the first start.
+// TestRemove: "podlace-node remove" fails while the agent runs. Afterwards it leaves the node as it was before the first start, except for
+// forwarding, which other programs may need.
 func TestRemove(t *testing.T) {
 	l := newLab(t, `"takeOver": true`)
+	kerneltest.Must(t, exec.Command("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1").Run())
 	l.put("net.d/05-other.conflist", otherConflist)
 	l.put("net.d/99-later.conf", "{}")
 	l.put("bin/other", "")

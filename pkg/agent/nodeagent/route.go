@@ -76,6 +76,7 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	if a.syncStart.IsZero() {
 		a.syncStart = time.Now()
 	}
+	a.enableForwarding(&host.NS, why, node.PodCIDRs)
 	result, err := a.change(&host.NS, want, why, selfGone)
 	if err != nil {
 		a.advise("routes", err, retries, true)
@@ -97,6 +98,24 @@ func (a *agent) apply(why cause, list []noderoutes.Node, selfGone bool) error {
 	a.adviseInside(peers)
 	a.setNode(node, hold)
 	return nil
+}
+
+// enableForwarding enables forwarding for the families of the node's pods, as ADD does. A node without pods needs it too, for connections
+// to Services that come in through it.
+func (a *agent) enableForwarding(host *kernel.NS, why cause, podCIDRs []netip.Prefix) {
+	for _, is4 := range []bool{true, false} {
+		if !slices.ContainsFunc(podCIDRs, func(c netip.Prefix) bool { return c.Addr().Is4() == is4 }) {
+			continue
+		}
+		changed, err := host.EnableForwarding(is4)
+		if changed {
+			a.logChanges("forwarding", why, 1, "enabled forwarding, without which the node connects no pods", "ipv4", is4)
+		}
+		if err != nil {
+			a.routesFailed = true
+			a.advise("forwarding", err, "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1", false)
+		}
+	}
 }
 
 // change writes the wanted routes into the kernel, and deletes the agent's other ones if the list of nodes can be trusted. It also reads
