@@ -87,6 +87,9 @@ func add(r *plugin.Request) (*types100.Result, error) {
 		}
 		old = state{}
 	}
+	if other := host.OtherRoot(link); other != "" && st.Ingress != nil {
+		r.Log.Warn("the root qdisc of another program is replaced by the ingress limit", "interface", link.Name, "qdisc", other)
+	}
 	ifb, err := changeLimits(host, att, link, old, st)
 	if err == nil && st.Egress != nil {
 		r.Prev.Interfaces = append(r.Prev.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String(), Mtu: ifb.MTU})

@@ -3,6 +3,8 @@
 package bandwidth
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/podlace/podlace/pkg/attachment"
@@ -57,7 +59,13 @@ func (st state) check(r *plugin.Request, host *kernel.Node, link kernel.Link, re
 		return err
 	}
 	ifb := of.Egress.link
-	err = checkFilters(host, link, kernel.Receiving, "egress", ifb.Index)
+	if err := checkFilters(host, link, kernel.Receiving, "egress", ifb.Index); err != nil {
+		return err
+	}
+	bypass, err := bypassOf(host, link, ifb)
+	if bypass != "" {
+		r.Log.Warn("another program may switch the limit off", "limit", "egress", "found", bypass)
+	}
 	// Podlace adds its ifb device to the device group of the link, and the reference plugin does not. A device in the group is Podlace's,
 	// and its record is lost.
 	if err != nil || recorded || !link.LeadsGroup() || ifb.Traits.Group != link.Traits.Group {
@@ -95,6 +103,20 @@ func checkFilters(host *kernel.Node, link kernel.Link, side kernel.Side, limit s
 	return plugin.WithHint(plugin.Differs("%s: a filter of another program on %s (%s) %s: %s",
 		limit, link.Name, side, does, captor.Filter),
 		"find it with 'tc filter show dev %s %s', and remove it with 'tc filter del'; 'podlace reload' leaves it", link.Name, side)
+}
+
+// bypassOf describes another program's filter that takes the pod's frames, or may take them, before they are redirected to the ifb device
+// of its egress limit, or returns "".
+func bypassOf(host *kernel.Node, link, ifb kernel.Link) (string, error) {
+	captor, ok, err := host.Captor(link, kernel.Receiving)
+	if err == nil && ok && captor.To != ifb.Index {
+		return fmt.Sprintf("a filter on %s takes all frames before the limit sees them: %s", link.Name, captor.Filter), nil
+	}
+	program, e := host.ProgramAhead(link)
+	if err = errors.Join(err, e); program == "" || err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("a BPF filter on %s sees all frames first, and those that it accepts pass without a limit: %s", link.Name, program), nil
 }
 
 // nearBurst reports whether two bursts are equal, except for the kernel's rounding to ticks of 64 ns.

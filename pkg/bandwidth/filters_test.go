@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -104,4 +105,50 @@ func TestCheckAllowsFilters(t *testing.T) {
 	l.OK(l.Call("CHECK", "a"))
 	l.filters(t, "tc qdisc del dev HOST clsact")
 	l.OK(l.Call("DEL", "a"))
+}
+
+// TestProgramAheadOfLimit: a BPF classifier that accepts a pod's frames before they are redirected switches the egress limit off, which
+// CHECK and 'podlace limits' tell. Only the program knows its verdict, so CHECK does not fail.
+func TestProgramAheadOfLimit(t *testing.T) {
+	if _, err := exec.LookPath("tc"); err != nil {
+		t.Skip("SKIPPED: tc is not installed")
+	}
+	l := newLab(t)
+	l.OK(l.Call("ADD", "a"))
+	bypass := func() string {
+		records, err := attachment.AllOf(pluginName)
+		l.must(err)
+		list, err := Read(l.host, records)
+		l.must(err)
+		return list[0].Egress.Bypass
+	}
+	if o := l.OK(l.Call("CHECK", "a")); o.Log != "" || bypass() != "" {
+		t.Errorf("without the classifier: %s %s", o.Log, bypass())
+	}
+	if l.filters(t, receiving+"pref 3 bpf bytecode '1,6 0 0 4294967295' flowid 1:1") {
+		if o := l.OK(l.Call("CHECK", "a")); !strings.Contains(o.Log, "may switch the limit off") || !strings.Contains(bypass(), "bpf, pref 3") {
+			t.Errorf("log %q, bypass %q", o.Log, bypass())
+		}
+	}
+	l.filters(t, "tc qdisc del dev HOST clsact")
+	l.OK(l.Call("DEL", "a"))
+}
+
+// TestForeignRootQdiscIsNamed: ADD names another program's root qdisc that the ingress limit replaces.
+func TestForeignRootQdiscIsNamed(t *testing.T) {
+	if _, err := exec.LookPath("tc"); err != nil {
+		t.Skip("SKIPPED: tc is not installed")
+	}
+	l := newLab(t)
+	if o := l.OK(l.Call("ADD", "a")); strings.Contains(o.Log, "root qdisc") {
+		t.Error(o.Log)
+	}
+	l.OK(l.Call("DEL", "a"))
+	if l.filters(t, "tc qdisc add dev HOST root handle 7: pfifo limit 10") {
+		o := l.OK(l.Call("ADD", "a"))
+		if !strings.Contains(o.Log, "root qdisc of another program is replaced") || !strings.Contains(o.Log, "qdisc=pfifo") {
+			t.Errorf("log: %s", o.Log)
+		}
+		l.OK(l.Call("DEL", "a"))
+	}
 }

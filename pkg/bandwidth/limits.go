@@ -31,6 +31,7 @@ type Direction struct {
 	Asked   Limit
 	Applied *kernel.Bucket // the kernel's bucket, with its counters since the limit was set
 	Missing string         // description of the missing part
+	Bypass  string         // description of another program's filter that takes frames ahead of the limit, or may do so
 	Rate    uint64         // average bits per second in the interval
 	Dropped uint32         // packets dropped in the interval
 }
@@ -41,8 +42,9 @@ func (d Direction) MarshalJSON() ([]byte, error) {
 		Asked    Limit  `json:"asked,omitzero"`
 		Applied  any    `json:"applied,omitempty"`
 		Missing  string `json:"missing,omitempty"`
+		Bypass   string `json:"bypass,omitempty"`
 		Measured any    `json:"measured,omitempty"`
-	}{Asked: d.Asked, Missing: d.Missing}
+	}{Asked: d.Asked, Missing: d.Missing, Bypass: d.Bypass}
 	if b := d.Applied; b != nil {
 		shown.Applied = struct {
 			Rate  uint64 `json:"rate"`  // bits per second
@@ -176,6 +178,9 @@ func (s bucketSamples) limits(host *kernel.Node, rec attachment.Of[state]) (Limi
 	}
 	if st.Egress != nil {
 		l.Egress.setObserved(s, of.Egress)
+	}
+	if st.Egress != nil && err == nil && ok {
+		l.Egress.Bypass, err = bypassOf(host, link, of.Egress.link)
 	}
 	return l, err
 }

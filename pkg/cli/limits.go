@@ -231,6 +231,9 @@ func printLimits(stdout, stderr io.Writer, list []bandwidth.Limits) {
 				remedy := map[bool]string{true: "delete the pod, which gets no new link", false: "podlace reload restores it"}[l.Deleted]
 				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s: %s", d.name, l.ContainerID, l.IfName, d.Missing, remedy))
 			}
+			if d.Bypass != "" {
+				printLine(stderr, fmt.Sprintf("%s of container %s, %s: %s", d.name, l.ContainerID, l.IfName, d.Bypass))
+			}
 		}
 	}
 	printTable(stdout, rows)

@@ -128,7 +128,7 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) (list []traffic
 			printLine(stderr, fmt.Sprintf("%s is not shown: %v", podName(a), err))
 		}
 	}
-	dropsBefore, err := limitDrops()
+	dropsBefore, err := limitDrops(stderr)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -139,7 +139,7 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) (list []traffic
 	case <-time.After(f.interval):
 	}
 	took := time.Since(began)
-	dropsAfter, err := limitDrops()
+	dropsAfter, err := limitDrops(io.Discard)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -154,8 +154,8 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) (list []traffic
 }
 
 // limitDrops returns the packets that each attachment's limits have dropped. The interface's counters lack them, because its queue drops
-// them.
-func limitDrops() (map[attachment.Key]bandwidth.Both[uint32], error) {
+// them. It names egress limits that another program's filter may switch off.
+func limitDrops(stderr io.Writer) (map[attachment.Key]bandwidth.Both[uint32], error) {
 	records, err := attachment.AllOf("bandwidth")
 	if err != nil || len(records) == 0 {
 		return nil, err
@@ -174,6 +174,9 @@ func limitDrops() (map[attachment.Key]bandwidth.Both[uint32], error) {
 		return d.Applied.Dropped
 	}
 	for _, l := range list {
+		if l.Egress != nil && l.Egress.Bypass != "" {
+			printLine(stderr, fmt.Sprintf("egress of container %s, %s: %s", l.ContainerID, l.IfName, l.Egress.Bypass))
+		}
 		drops[l.Key] = bandwidth.Both[uint32]{Ingress: droppedBy(l.Ingress), Egress: droppedBy(l.Egress)}
 	}
 	return drops, err

@@ -5,6 +5,7 @@ package kernel
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -45,6 +46,21 @@ func (n *NS) Captor(link Link, side Side) (c Captor, ok bool, err error) {
 	list, err := n.listFilters(link, uint32(side))
 	c, ok = firstCaptor(list, 0, maxGoto)
 	return c, ok, err
+}
+
+// ProgramAhead returns the first BPF filter that sees a link's received frames before they are redirected, as tc(8) shows it, or "". Only
+// its program knows which frames reach the redirect.
+func (n *NS) ProgramAhead(link Link) (filter string, err error) {
+	list, err := n.listFilters(link, uint32(Receiving))
+	for _, f := range list {
+		if bpf, ok := f.(*netlink.BpfFilter); ok {
+			return strings.TrimSpace(fmt.Sprintf("bpf, pref %d %s", bpf.Priority, bpf.Name)), err
+		}
+		if redirectsTo(f) > 0 {
+			break
+		}
+	}
+	return "", err
 }
 
 // actTrap is TC_ACT_TRAP of include/uapi/linux/pkt_cls.h, which package netlink lacks.

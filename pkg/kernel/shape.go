@@ -62,7 +62,7 @@ func (n *NS) Shape(link Link, b Bucket) error {
 	err := fault.Change(fmt.Sprintf("qdisc replace dev %s root tbf rate %dbit", link.Name, b.Rate), func() error {
 		tbf := qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT, kind: "tbf"}
 		err := tbf.replace(n, b.tbfOptions()...)
-		if errors.Is(err, unix.EINVAL) && n.hasOtherRoot(link) { // the kernel cannot replace another kind of qdisc that has our handle
+		if errors.Is(err, unix.EINVAL) && n.OtherRoot(link) != "" { // the kernel cannot replace another kind of qdisc that has our handle
 			_ = qdisc{link: link.Index, handle: rootHandle, parent: netlink.HANDLE_ROOT}.del(n)
 			err = tbf.replace(n, b.tbfOptions()...)
 		}
@@ -79,9 +79,12 @@ func (n *NS) Shape(link Link, b Bucket) error {
 	})
 }
 
-func (n *NS) hasOtherRoot(link Link) bool {
-	q, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT)
-	return err == nil && ok && q.kind != "tbf"
+// OtherRoot returns the kind of a link's root qdisc if another program added it, or "". The kernel's default has no handle.
+func (n *NS) OtherRoot(link Link) string {
+	if q, ok, err := n.qdiscAt(link, netlink.HANDLE_ROOT); err == nil && ok && q.kind != "tbf" && q.handle != 0 {
+		return q.kind
+	}
+	return ""
 }
 
 // tbfOptions returns the settings of a token bucket. The burst is among them as a time and in bytes (TCA_TBF_BURST, which package netlink

@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -144,7 +145,7 @@ func (n *node) rules() (found []Finding) {
 		found = append(found, Finding{Code: "rules-missing", What: "rules of the plugin portmap are missing",
 			Consequence: "hostPorts do not answer"})
 	}
-	missing := 0
+	missing, bypassed := 0, []Finding(nil)
 	records, err := attachment.AllOf("bandwidth")
 	if err == nil {
 		var list []bandwidth.Limits
@@ -153,6 +154,7 @@ func (n *node) rules() (found []Finding) {
 			if l.Missing() && !l.Gone && !l.Deleted { // the checks "ports" and "pods" report deleted links
 				missing++
 			}
+			bypassed = append(bypassed, bypass(l)...)
 		}
 	}
 	if missing > 0 {
@@ -163,7 +165,17 @@ func (n *node) rules() (found []Finding) {
 		found[i].Level, found[i].Command = Error, "podlace reload"
 		found[i].Evidence = "the records under " + store.Root + " name them, the kernel lacks them"
 	}
-	return append(found, unknown("the limits of pods", err)...)
+	return slices.Concat(found, bypassed, unknown("the limits of pods", err))
+}
+
+// bypass reports another program's filter that takes a pod's frames ahead of its egress limit, or may do so.
+func bypass(l bandwidth.Limits) []Finding {
+	if l.Egress == nil || l.Egress.Bypass == "" {
+		return nil
+	}
+	return []Finding{{Level: Warning, Code: "limit-bypassed", What: "the egress limit of " + cmp.Or(l.Pod, l.ContainerID) + " may have no effect",
+		Evidence: l.Egress.Bypass, Consequence: "the pod may send without a limit",
+		Command: "ask the owner of the filter whether its program accepts frames (TC_ACT_OK) or passes them on (TC_ACT_UNSPEC)"}}
 }
 
 // agentStatus is the part of podlace-node's status file that doctor reads.
