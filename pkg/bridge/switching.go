@@ -3,6 +3,9 @@
 package bridge
 
 import (
+	"bytes"
+	"errors"
+
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
 )
@@ -43,7 +46,7 @@ func (j *job) ensureOwnEntry(bridge kernel.Link) error {
 // checkSwitching returns an error if the bridge keeps frames from the pod or from its gateway.
 func (j *job) checkSwitching(w wiring, l layer3) error {
 	if len(l.gateways) > 0 {
-		if err := j.checkGatewayLink(w.gateway); err != nil {
+		if err := errors.Join(j.checkGatewayLink(w.gateway), j.checkNeighbours(w, l)); err != nil {
 			return err
 		}
 	}
@@ -58,7 +61,25 @@ func (j *job) checkSwitching(w wiring, l layer3) error {
 	return err
 }
 
+// checkNeighbours returns an error if the node has a permanent neighbour entry with another MAC for an address of the pod.
+func (j *job) checkNeighbours(w wiring, l layer3) error {
+	for _, a := range l.Addresses {
+		mac, err := j.host.PermanentNeighbour(w.gateway, a.Addr())
+		if err != nil {
+			return err
+		}
+		if mac != nil && !bytes.Equal(mac, w.pod.MAC) {
+			return plugin.WithHint(plugin.Differs("a permanent neighbour entry leads the node's packets for %s to %s, not to the pod's %s",
+				a.Addr(), mac, w.pod.MAC), "'ip neigh del %s dev %s' removes it", a.Addr(), w.gateway.Name)
+		}
+	}
+	return nil
+}
+
 func (j *job) checkGatewayLink(gateway kernel.Link) error {
+	if gateway.IgnoresARP {
+		return plugin.Differs("%s does not answer ARP requests for the gateway (net.ipv4.conf.%s.arp_ignore=8)", gateway.Name, gateway.Name)
+	}
 	if gateway.Traits.NoARP {
 		return plugin.WithHint(plugin.Differs("%s does not answer ARP requests for the gateway", gateway.Name),
 			"'ip link set %s arp on' ends that", gateway.Name)

@@ -48,6 +48,8 @@ type Link struct {
 	// setting force_forwarding (since Linux 6.17) of the link. NS.Forwards returns the IPv6 setting for all links.
 	Forwards4, Forwards6 bool
 
+	IgnoresARP bool // its arp_ignore is 8: it answers no ARP request
+
 	// Filtered is a bridge's nf_call_iptables and nf_call_ip6tables (ip-link(8)): iptables and nftables see bridged packets while
 	// br_netfilter is loaded.
 	Filtered bool
@@ -79,6 +81,7 @@ const (
 	iflaInetConf    = 1
 	iflaInet6Conf   = 2
 	confForwarding4 = 1  // IPV4_DEVCONF_FORWARDING
+	confARPIgnore   = 19 // IPV4_DEVCONF_ARP_IGNORE
 	confARPNotify   = 22 // IPV4_DEVCONF_ARP_NOTIFY
 )
 
@@ -232,8 +235,9 @@ func parseLink(message []byte) (Link, error) {
 		link.Forgetful = bytes.Equal(attributeOf(settings, nl.IFLA_BR_AGEING_TIME), make([]byte, 4))
 	}
 	link.conf6 = attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
-	if conf4 := attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET, iflaInetConf); len(conf4) >= 4*confForwarding4 {
+	if conf4 := attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET, iflaInetConf); len(conf4) >= 4*confARPIgnore {
 		link.Forwards4 = binary.NativeEndian.Uint32(conf4[4*(confForwarding4-1):]) != 0
+		link.IgnoresARP = binary.NativeEndian.Uint32(conf4[4*(confARPIgnore-1):]) == 8
 	}
 	forced, _ := link.Conf6("force_forwarding")
 	link.Forwards6 = forced != 0

@@ -25,6 +25,15 @@ func (n *NS) Neighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
 	return known.HardwareAddr, nil
 }
 
+// PermanentNeighbour returns the MAC in the permanent neighbour entry of an address on a link, or nil.
+func (n *NS) PermanentNeighbour(link Link, addr netip.Addr) (net.HardwareAddr, error) {
+	known, err := n.neighbourOf(link, addr)
+	if err != nil || known == nil || known.State&netlink.NUD_PERMANENT == 0 {
+		return nil, err
+	}
+	return known.HardwareAddr, nil
+}
+
 // neighbourOf returns the neighbour entry of an address, or nil. Linux before 5.0 cannot look up a single entry, so there it always returns
 // nil. Package netlink reads only the whole table.
 func (n *NS) neighbourOf(link Link, addr netip.Addr) (*netlink.Neigh, error) {

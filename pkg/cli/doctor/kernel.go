@@ -166,7 +166,10 @@ func (n *node) forwarding() (found []Finding) {
 	settings := []struct{ path, key string }{
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}
 	if all, _ := n.number("ipv4/ip_forward"); all != 0 { // setting ip_forward also sets forwarding of all links
-		for _, name := range n.bridges() { // the kernel forwards an IPv4 packet by the setting of its ingress link
+		uplinks, _ := n.host.Uplinks()
+		links := append(n.bridges(), uplinks...)
+		slices.Sort(links)
+		for _, name := range slices.Compact(links) { // the kernel forwards an IPv4 packet by the setting of its ingress link
 			settings = append(settings, struct{ path, key string }{"ipv4/conf/" + name + "/forwarding",
 				"net.ipv4.conf." + keyOf(name) + ".forwarding"})
 		}

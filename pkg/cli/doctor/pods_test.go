@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -129,7 +130,7 @@ func TestChangedSubnets(t *testing.T) {
 	}
 }
 
-// TestForwarding: forwarding that is off for a bridge or the whole node is reported.
+// TestForwarding: forwarding that is off for a bridge, an uplink or the whole node is reported.
 func TestForwarding(t *testing.T) {
 	l := newLab(t)
 	l.pod("web-4", ours)
@@ -144,6 +145,17 @@ func TestForwarding(t *testing.T) {
 	if found := l.problems("forwarding"); len(found) != 1 || !strings.Contains(found[0], want) {
 		t.Errorf("got %q, want %q", found, want)
 	}
+	run := func(script string) {
+		if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", script, err, out)
+		}
+	}
+	run("sysctl -qw net.ipv4.conf.cnidoc.forwarding=1; ip link add uplink9 up type veth peer name uplink8; ip link set uplink8 up; " +
+		"ip route add default dev uplink9 metric 900; sysctl -qw net.ipv4.conf.uplink9.forwarding=0")
+	if found := l.problems("forwarding"); len(found) != 1 || !strings.Contains(found[0], "net.ipv4.conf.uplink9.forwarding = 0") {
+		t.Errorf("forwarding of the uplink is disabled: %q", found)
+	}
+	run("ip link del uplink9")
 	l.sysctl("ipv4/ip_forward", "0")
 	if found := l.problems("forwarding"); len(found) != 1 || !strings.Contains(found[0], "net.ipv4.ip_forward = 0") {
 		t.Errorf("forwarding of the node is disabled: %q", found)
