@@ -335,7 +335,7 @@ func (a *agent) writeConflist(why cause) {
 	if err == nil && changed {
 		a.logChanges("conflist", why, 1, "wrote the conflist, which was missing or differed", "file", path)
 	}
-	first, readErr := shadowing(a.config.ConfDir)
+	first, multus, readErr := shadowing(a.config.ConfDir, networkName(a.config.conflist))
 	if err == nil && readErr == nil && len(first) > 0 && a.config.TakeOver {
 		a.warnOfLeases(first)
 		if err = takeOver(a.config.ConfDir, first); err == nil {
@@ -354,6 +354,9 @@ func (a *agent) writeConflist(why cause) {
 	case len(first) > 0:
 		a.addProblem("conflist", fmt.Errorf("%s is shadowed by %s: the runtime takes the first by name", path, strings.Join(first, " ")),
 			"pods start in the other network: remove its file, or set takeOver", true)
+	case len(multus) > 0:
+		a.addProblem("conflist", fmt.Errorf("%s is shadowed by %s: Multus hands pods to another network", path, strings.Join(multus, " ")),
+			fmt.Sprintf(`write "clusterNetwork": %q instead of "delegates" into Multus' configuration; the path is that in Multus' pod`, path), true)
 	}
 }
 

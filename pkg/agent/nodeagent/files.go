@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/poddevices"
@@ -192,16 +193,39 @@ const newName = conflistName + ".podlace-new"
 // backup is the suffix that takeOver adds to a configuration's file name.
 const backup = ".podlace-bak"
 
-// shadowing returns the configurations that keep the runtime from using the agent's conflist: those that sort before it.
-func shadowing(dir string) (names []string, err error) {
+// shadowing returns the configurations that keep the runtime from using the agent's conflist: those that sort before it. Those of Multus
+// come back as multus, except where they hand pods to the agent's network.
+func shadowing(dir, network string) (names, multus []string, err error) {
 	all, err := os.ReadDir(dir) // sorted
 	for _, file := range all {
 		name := file.Name()
-		if name < conflistName && !file.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(name)) {
+		if name >= conflistName || file.IsDir() || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(name)) {
+			continue
+		}
+		text, _ := os.ReadFile(filepath.Join(dir, name)) // an unreadable file is of no known program
+		switch defaults, ok := reconcile.MultusNetwork(text); {
+		case !ok:
 			names = append(names, name)
+		case !namesUs(defaults, network):
+			multus = append(multus, name)
 		}
 	}
-	return names, fault.Ignore(err, fs.ErrNotExist)
+	return names, multus, fault.Ignore(err, fs.ErrNotExist)
+}
+
+// namesUs reports whether Multus' default network is the agent's. Without any name, Multus' daemon has it.
+func namesUs(defaults []string, network string) bool {
+	return len(defaults) == 0 || slices.ContainsFunc(defaults, func(name string) bool {
+		file := strings.TrimSuffix(name, filepath.Ext(name)) + filepath.Ext(conflistName) // Multus finds it without its ending, too
+		return name == network || file == conflistName || strings.HasPrefix(name, plugin.ClusterPrefix)
+	})
+}
+
+// networkName returns the name in a conflist, or "".
+func networkName(conflist []byte) string {
+	var list struct{ Name string }
+	_ = json.Unmarshal(conflist, &list) // a conflist of ours is valid
+	return list.Name
 }
 
 // takeOver renames other networks' configurations so that no runtime reads them.
@@ -255,13 +279,15 @@ func openFolder(dir string) (d *store.Dir, names []string, err error) {
 	return d, names, nil
 }
 
-// nextConfig returns the configuration that a runtime uses once Podlace's conflist is gone, or "" if no other pod network has one.
+// nextConfig returns the configuration that a runtime uses once Podlace's conflist is gone, or "" if no other pod network has one. That of
+// Multus is none while it hands pods to Podlace.
 func nextConfig(dir string) (name string, err error) {
 	d, names, err := openFolder(dir)
 	if d == nil {
 		return "", err
 	}
 	defer d.Close()
+	own, _ := d.Read(conflistName) // without it, Multus' file has no network to hand pods to
 	for _, name := range names {
 		if name == conflistName || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(name)) {
 			continue
@@ -269,6 +295,9 @@ func nextConfig(dir string) (name string, err error) {
 		text, err := d.Read(name)
 		if err != nil {
 			continue // as a runtime does
+		}
+		if defaults, ok := reconcile.MultusNetwork(text); ok && own != nil && namesUs(defaults, networkName(own)) {
+			continue
 		}
 		types, err := pluginTypes(text)
 		var single struct{ Type string }
