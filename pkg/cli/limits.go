@@ -22,8 +22,8 @@ import (
 )
 
 const limitsHelp = `Show the limits of all pods or of one: the requested rate, the rate in the kernel,
-and the measured traffic. POD is namespace/name, or a container ID or its first 6 or
-more characters. Ingress is what the pod receives, egress is what it sends.
+and the measured traffic. POD is namespace/name, a name, or a container ID or its
+first 6 or more characters. Ingress is what the pod receives, egress is what it sends.
 
 ASKED is what the runtime or the configuration wants, or an admin set with this command
 (by admin). APPLIED, BURST and QUEUE are what the kernel has. APPLIED is "missing" if
@@ -157,10 +157,10 @@ func (f limitsFlags) selectRecords(all []attachment.Record, args []string) (_ []
 
 // recordsOfPod returns all records of one pod, which may have several containers of its name, because an old one may still be ending.
 func recordsOfPod(all []attachment.Record, name string) ([]attachment.Record, error) {
-	match := func(rec attachment.Record) bool { return rec.ContainerID == name }
+	match := func(rec attachment.Record) bool {
+		return rec.ContainerID == name || rec.Pod != "" && strings.HasSuffix("/"+rec.Pod, "/"+name)
+	}
 	switch {
-	case strings.Contains(name, "/"):
-		match = func(rec attachment.Record) bool { return rec.Pod == name }
 	case !slices.ContainsFunc(all, match) && len(name) >= shortestID:
 		match = func(rec attachment.Record) bool { return strings.HasPrefix(rec.ContainerID, name) }
 	}
@@ -171,7 +171,7 @@ func recordsOfPod(all []attachment.Record, name string) ([]attachment.Record, er
 	}
 	switch len(pods) {
 	case 0:
-		return nil, fmt.Errorf("no pod %s is recorded on this node: want namespace/name, or a container ID or its first %d or more characters",
+		return nil, fmt.Errorf("no pod %s is recorded on this node: want namespace/name, a name, or a container ID or its first %d or more characters",
 			name, shortestID)
 	case 1:
 		return found, nil

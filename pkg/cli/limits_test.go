@@ -13,6 +13,7 @@ import (
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 func TestLimitsRefused(t *testing.T) {
@@ -54,26 +55,27 @@ func TestBits(t *testing.T) {
 }
 
 func records() []attachment.Record {
-	of := func(plugin, pod, id, ifname string) attachment.Record {
-		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: id, IfName: ifname}, Plugin: plugin, Pod: pod,
+	of := func(kind, pod, id, ifname string) attachment.Record {
+		return attachment.Record{Key: attachment.Key{Network: "net", ContainerID: id, IfName: ifname}, Plugin: kind, Pod: pod,
 			Netns: "/proc/self/ns/net"}
 	}
 	gone := of("bandwidth", "shop/web", "aaaaaa9", "eth0")
 	gone.Netns = "/nonexistent"
 	return []attachment.Record{of("bridge", "shop/web", "aaaaaa1", "eth0"), of("bandwidth", "shop/web", "aaaaaa1", "eth0"), gone,
 		of("bandwidth", "shop/db", "aaaaaa22", "eth0"), of("bandwidth", "shop/db", "aaaaaa22", "net1"),
+		of("bandwidth", plugin.Pod{Name: "lone"}.String(), "eeeeee1", "eth0"),
 		of("bridge", "shop/free", "ffffff", "eth0"),
 		of("bandwidth", "", "bbbbbb1", "eth0"), of("bandwidth", "", "bbbbbb2", "eth0"), of("bandwidth", "", "short", "eth0"),
 		of("bandwidth", "", "dddddd1", "eth0"), of("bandwidth", "", "dddddd12", "eth0")}
 }
 
-// TestOfPod: a pod is selected by its name, or by a unique prefix of its container ID.
+// TestOfPod: a pod is selected by its name, with or without a namespace, or by a unique prefix of its container ID.
 func TestOfPod(t *testing.T) {
 	for name, want := range map[string]string{
 		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22",
 		"short": "short", "bbbbbb2": "bbbbbb2", "dddddd1": "dddddd1",
 		"aaaaaa": "aaaaaa may be pod shop/db or pod shop/web", "bbbbbb": "bbbbbb may be container bbbbbb1 or container bbbbbb2",
-		"shop": "no pod shop is", "shop/we": "no pod shop/we is", "aaaaa": "no pod aaaaa is", "": "no pod  is", "web": "no pod web is",
+		"shop": "no pod shop is", "shop/we": "no pod shop/we is", "aaaaa": "no pod aaaaa is", "": "no pod  is", "web": "aaaaaa1 aaaaaa1 aaaaaa9", "lone": "eeeeee1",
 		"cccccc": "no pod cccccc is",
 	} {
 		var ids []string

@@ -32,8 +32,8 @@ It runs in new namespaces with an empty network. It does not touch this node, an
 it needs no root if the kernel lets users create namespaces. Give the pod a hostPort
 and a limit to see the changes of portmap and bandwidth.
 
-With a running POD, as namespace/name or by its container ID or the first 6 or more
-characters of it, the command runs CHECK of each plugin with the configuration of the
+With a running POD, as namespace/name, by its name, its container ID or the first 6 or
+more characters of it, the command runs CHECK of each plugin with the configuration of the
 pod's ADD. It shows the duration, the result, and the objects that each plugin recorded:
 interfaces, addresses, leases, rules, limits, VFs. If the kernel lacks recorded rules, it
 names the command that restores them. It changes nothing and needs root.

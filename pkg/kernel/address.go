@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -321,27 +322,32 @@ func (n *NS) KeepRouterAdvertisements() error {
 	} else if err != nil {
 		return err
 	}
+	links, err := n.AdvertisedUplinks()
+	for _, link := range links {
+		path := "ipv6/conf/" + link + "/accept_ra"
+		if value, _ := n.Get(path); value == "1" && err == nil {
+			err = n.Set(Sysctl{path, "2"})
+		}
+	}
+	return err
+}
+
+// AdvertisedUplinks returns the links that have a default route from a router advertisement.
+func (n *NS) AdvertisedUplinks() (names []string, err error) {
 	routes, err := n.listRoutes(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, r := range routes {
 		if dst, ok := Prefix(r.Dst); ok && dst.Bits() > 0 {
 			continue
 		}
-		link, ok, err := n.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		path := "ipv6/conf/" + link.Name + "/accept_ra"
-		if value, _ := n.Get(path); value == "1" {
-			if err := n.Set(Sysctl{path, "2"}); err != nil {
-				return err
-			}
+		switch link, ok, err := n.LinkByIndex(r.LinkIndex); {
+		case err != nil:
+			return nil, err
+		case ok && !slices.Contains(names, link.Name):
+			names = append(names, link.Name)
 		}
 	}
-	return nil
+	return names, nil
 }

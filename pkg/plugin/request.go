@@ -17,10 +17,10 @@ import (
 // Pod is the identity of a pod, which Kubernetes runtimes pass in CNI_ARGS. All fields may be empty.
 type Pod struct{ Namespace, Name, UID string }
 
-// String returns the pod as namespace/name, or "" if the runtime passed no pod name.
+// String returns the pod as namespace/name, or as name without a namespace, or "" if the runtime passed no name.
 func (p Pod) String() string {
-	if p.Name == "" {
-		return ""
+	if p.Name == "" || p.Namespace == "" {
+		return p.Name
 	}
 	return p.Namespace + "/" + p.Name
 }

@@ -33,7 +33,7 @@ func (n *node) conflist() (found []Finding) {
 	case errors.Is(n.confErr, fs.ErrNotExist):
 		return []Finding{n.unlessAgent(Finding{Level: Error, Code: "no-conf-dir", What: "there is no folder " + n.ConfDir,
 			Evidence: n.confErr.Error(), Consequence: "the node stays NotReady, no pod gets a network",
-			Command: n.conflistCommand("install -D -m 600 ") + "10-podlace.conflist"})}
+			Command: n.conflistCommand("install -D -m 600 ")})}
 	case n.confErr != nil:
 		return unknown("the network configurations", n.confErr)
 	}
@@ -53,7 +53,7 @@ func (n *node) conflist() (found []Finding) {
 			What:        fmt.Sprintf("the runtime does not take the network %q", hidden.Name),
 			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, hidden.File),
 			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
-			Command:     fmt.Sprintf("mv %s %s.unused", first.File, first.File)})
+			Command:     fmt.Sprintf("drain the node, and then: mv %s %[1]s.unused; the runtime deletes pods by the first file", first.File)})
 	}
 	found = slices.Concat(found, n.defaultNetwork(), n.permissions())
 	if len(found) == 0 && len(n.networks) > 1 && !n.takesAll() {
@@ -62,20 +62,21 @@ func (n *node) conflist() (found []Finding) {
 	return found
 }
 
-// hidden returns the index of a network that the first file hides, or 0. Behind a network with a main plugin of ours, that is only one with
-// our shipped name or with running pods whose default interface it made, because other networks may be there for Multus.
+// hidden returns the index of a network that the first file hides, or 0. That is only one with our shipped name or with running pods whose
+// default interface it made, because other networks with bridge may be of podman, or there for Multus.
 func (n *node) hidden() int {
 	return 1 + slices.IndexFunc(n.networks[1:], func(net reconcile.Network) bool {
 		hasPod := func(a *reconcile.Attachment) bool {
 			return a.Network == net.Name && a.IfName == "eth0" && !a.Since.IsZero()
 		}
-		return isOurs(net) && (!isOurs(n.networks[0]) || net.Name == "podlace" || slices.ContainsFunc(n.attachmentsIn(reconcile.Alive), hasPod))
+		shipped := net.Name == "podlace" || !isOurs(n.networks[0]) && strings.HasPrefix(filepath.Base(net.File), "10-podlace")
+		return isOurs(net) && (shipped || slices.ContainsFunc(n.attachmentsIn(reconcile.Alive), hasPod))
 	})
 }
 
-// unlessAgent turns the error about a missing configuration into a warning while podlace-node runs, which writes the file itself.
+// unlessAgent turns the error about a missing configuration into a warning if podlace-node runs or has run, because it writes the file.
 func (n *node) unlessAgent(f Finding) Finding {
-	if n.running["podlace-node"] {
+	if _, err := readAgentStatus(); n.running["podlace-node"] || err == nil {
 		f.Level, f.Command = Warning, "podlace-node status, in the pod of podlace-node or on the node, shows what it waits for"
 	}
 	return f
@@ -127,8 +128,8 @@ func (n *node) permissions() (found []Finding) {
 		found = append(found, Finding{Level: Warning, Code: "writable-file", What: "other users than root can change a network configuration",
 			Evidence:    fmt.Sprintf("%s has the mode %04o", net.File, info.Mode().Perm()),
 			Consequence: "such a user can make the runtime start any plugin with any configuration as root",
-			Command:     "chmod 600 " + net.File,
-			Fix:         func() error { return os.Chmod(net.File, 0o600) }})
+			Command:     "chmod go-w " + net.File,
+			Fix:         func() error { return os.Chmod(net.File, info.Mode().Perm()&^0o022) }})
 	}
 	return found
 }
@@ -147,7 +148,11 @@ func (n *node) conflistKeys() (found []Finding) {
 	for _, p := range validate.Files(files, this) {
 		f := Finding{Level: Warning, Code: p.Code, What: p.Where(), Evidence: p.Text, File: p.File, Line: p.Line, Column: p.Column,
 			Consequence: "the setting does not have the effect that it suggests", Command: fmt.Sprintf("edit line %d of %s", p.Line, p.File)}
-		if p.Error {
+		unused := !slices.ContainsFunc(n.ownNetworks(), func(net reconcile.Network) bool { return net.File == p.File })
+		switch {
+		case p.Error && unused:
+			f.Consequence = "no pod of this network would start; the runtime does not use it"
+		case p.Error:
 			f.Level, f.Consequence = Error, "no pod of this network starts"
 		}
 		found = append(found, f)

@@ -98,6 +98,12 @@ func (l lab) uplink(names ...string) {
 	}
 }
 
+// advertised creates an uplink with an IPv6 default route of a router advertisement.
+func (l lab) advertised(name string) {
+	l.uplink(name)
+	l.command("ip", "-6", "route", "add", "default", "dev", name, "proto", "ra", "metric", "1024")
+}
+
 // problems returns the findings of a check as text, without those of level ok or skipped.
 func (l lab) problems(check string) (lines []string) {
 	l.t.Helper()
@@ -204,7 +210,7 @@ func runtimeCases() map[string]breakage {
 			kerneltest.Must(l.t, os.Rename(l.ConfDir+"/10-podlace.conflist", l.ConfDir+"/20-pods.conflist"))
 			l.write("etc/containerd/config.toml", "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\nconf_dir = \"/elsewhere\"\n"+
 				"bin_dirs = [\""+l.BinDir+"\"]\n")
-		}, "/net.d/20-pods.conflist /elsewhere/"},
+		}, "| podlace doctor --conf-dir /elsewhere"},
 		"broken TOML": {"runtime", func(l *lab) {
 			l.write("etc/containerd/config.toml", "[[")
 		}, "could not read the configuration of containerd"},
@@ -226,7 +232,7 @@ func stateCases() map[string]breakage {
 			l.sysctl("ipv4/conf/all/rp_filter", "0")
 		}, "the reverse path filter of lan1 is strict"},
 		"router advertisements": {"router-advertisements", func(l *lab) {
-			l.uplink("lan3")
+			l.advertised("lan3")
 			l.sysctl("ipv6/conf/all/forwarding", "1")
 			l.sysctl("ipv6/conf/lan3/accept_ra", "1")
 		}, "net.ipv6.conf.lan3.accept_ra = 1"},
@@ -246,7 +252,7 @@ func stateCases() map[string]breakage {
 			l.command("mkdir", "-p", "/run/podlace")
 			l.command("mount", "-t", "tmpfs", "-o", "ro", "none", "/run/podlace")
 			l.t.Cleanup(func() { _ = exec.Command("umount", "/run/podlace").Run() })
-		}, "the state in /run/podlace cannot be written | it is read-only | mount -o remount,rw "},
+		}, "the state in /run/podlace cannot be written | it is read-only | journalctl -k; if it shows no error of the disk: mount -o remount,rw "},
 		"full": {"disk", func(l *lab) {
 			l.command("mkdir", "-p", "/run/podlace")
 			l.command("mount", "-t", "tmpfs", "-o", "size=64k", "none", "/run/podlace")
@@ -341,7 +347,7 @@ func TestRemedies(t *testing.T) {
 	for check, spoil := range map[string]func(*lab){
 		"conflist": func(l *lab) { os.Chmod(l.ConfDir+"/10-podlace.conflist", 0o662) },
 		"router-advertisements": func(l *lab) {
-			l.uplink("lan5")
+			l.advertised("lan5")
 			l.sysctl("ipv6/conf/all/forwarding", "1")
 			l.sysctl("ipv6/conf/lan5/accept_ra", "1")
 		},

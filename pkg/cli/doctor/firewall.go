@@ -28,7 +28,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 	found = append(found, unknown("the configuration of firewalld", err)...)
 	ufw, blocked := enabled == "yes", map[string]nft.DroppingChain{}
 	for _, chain := range chains {
-		for _, bridge := range n.bridges() {
+		for _, bridge := range n.routedBridges() {
 			switch {
 			case chain.Mentions(bridge):
 			case n.running["firewalld"] && (chain.Table == "firewalld" || backend == "iptables" && isFORWARD(chain)):
@@ -91,7 +91,7 @@ func (n *node) legacyForward() (found []Finding) {
 		program := map[bool]string{true: "iptables-legacy", false: "ip6tables-legacy"}[is4]
 		rules, err := iptables.LegacyFilter(is4)
 		found = append(found, unknown("the rules of "+program, err)...)
-		for _, bridge := range n.bridges() {
+		for _, bridge := range n.routedBridges() {
 			if strings.Contains(rules, ":FORWARD DROP ") && !namesLink(rules, bridge) {
 				command := acceptForwarded(program, strings.Contains(rules, ":"+dockerUser+" "))
 				found = append(found, dropsForwarded("chain FORWARD of "+program+" has the policy drop", bridge, command))
@@ -126,7 +126,7 @@ func (n *node) ufw(blocked map[string]nft.DroppingChain) (found []Finding) {
 	rules, failed := n.configText("/etc/ufw/user.rules")
 	err = errors.Join(err, failed)
 	found = unknown("the rules of ufw", err)
-	for _, bridge := range n.bridges() {
+	for _, bridge := range n.routedBridges() {
 		chain, drops := blocked[bridge]
 		named := strings.Contains(rules, bridge)
 		command := fmt.Sprintf("ufw route allow in on %s; ufw route allow out on %[1]s", bridge)
@@ -159,7 +159,7 @@ func (n *node) firewalld() (found []Finding) {
 	if err != nil {
 		return unknown("the zones of firewalld", err)
 	}
-	for _, bridge := range n.bridges() {
+	for _, bridge := range n.routedBridges() {
 		if strings.Contains(zones, `<interface name="`+bridge+`"/>`) {
 			continue
 		}

@@ -4,10 +4,10 @@ package doctor
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,7 +29,7 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features returns all kernel features that Podlace needs. Each is tested by using it, which makes the kernel load its module if there is
+// features returns the kernel features that the plugins need; podlace-node reports its own. Each is tested by using it, which makes the kernel load its module if there is
 // one.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
@@ -43,23 +43,14 @@ func features() []feature {
 		}},
 		{"VLANs on bridges", "CONFIG_BRIDGE_VLAN_FILTERING", "bridge", "bridge with vlan or vlanTrunk", `"vlan`, Warning, tryVLANs},
 		{"nf_tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET", "nf_tables", "bridge with ipMasq or antiSpoof, portmap", "", Error, tryTables},
-		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", "", Warning, func(n *kernel.Node) error {
+		{"token bucket filters", "CONFIG_NET_SCH_TBF", "sch_tbf", "bandwidth", "bandwidth", Warning, func(n *kernel.Node) error {
 			return onLink(n, "veth0", func(l kernel.Link) error {
 				return n.Shape(l, kernel.Bucket{Rate: 1e6, Burst: 1e5, Limit: 1e5})
 			})
 		}},
-		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth", "",
-			Warning, tryRedirect},
-		{"VXLAN devices", "CONFIG_VXLAN", "vxlan", "podlace-node with offLink: vxlan", "", Warning, func(n *kernel.Node) error {
-			_, _, err := n.EnsureVXLAN(kernel.VXLAN{Name: "vxlan0", MAC: mac, VNI: 1, Port: 4789, MTU: 1400,
-				Local: netip.MustParseAddr("127.0.0.1")}, 1)
-			return err
-		}},
-		{"nexthop objects", "Linux 5.3", "", "podlace-node", "", Warning, func(n *kernel.Node) error {
-			_, err := n.Nexthops()
-			return err
-		}},
-		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", "", Warning, func(n *kernel.Node) error {
+		{"redirects to an ifb device", "CONFIG_IFB, CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED", "ifb", "bandwidth",
+			"bandwidth", Warning, tryRedirect},
+		{"IPv6", "CONFIG_IPV6", "ipv6", "IPv6 addresses", "::", Warning, func(n *kernel.Node) error {
 			_, err := n.Get("ipv6/conf/all/forwarding")
 			return err
 		}},
@@ -131,6 +122,22 @@ func (n *node) bridges() (names []string) {
 	for _, net := range n.ownNetworks() {
 		if config := net.Plugin("bridge"); config != nil {
 			names = append(names, bridge.NameIn(config))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// routedBridges returns the bridges whose packets the node forwards. A bridge of layer 2 may hold the node's uplink, so it must not enter a
+// zone without a filter, and its manager keeps it.
+func (n *node) routedBridges() (names []string) {
+	uplinks, _ := n.host.Uplinks()
+	for _, net := range n.ownNetworks() {
+		config := net.Plugin("bridge")
+		var keys struct{ IsGateway, IsDefaultGateway bool }
+		name := bridge.NameIn(config)
+		if json.Unmarshal(config, &keys) == nil && (keys.IsGateway || keys.IsDefaultGateway) && !slices.Contains(uplinks, name) {
+			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
@@ -242,17 +249,17 @@ func (n *node) rpFilter() (found []Finding) {
 	return found
 }
 
-// routerAdvertisements reports uplinks on which the kernel ignores router advertisements because forwarding is on (accept_ra in
+// routerAdvertisements reports uplinks with an advertised default route on which the kernel ignores router advertisements because forwarding is on (accept_ra in
 // Documentation/networking/ip-sysctl.rst).
 func (n *node) routerAdvertisements() (found []Finding) {
 	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
 		return skipped("IPv6 forwarding is disabled")
 	}
-	uplinks, err := n.host.Uplinks()
+	links, err := n.host.AdvertisedUplinks()
 	if err != nil {
-		return unknown("the uplinks", err)
+		return unknown("the routes of router advertisements", err)
 	}
-	for _, link := range uplinks {
+	for _, link := range links {
 		path := "ipv6/conf/" + link + "/accept_ra"
 		if value, ok := n.number(path); ok && value == 1 && !n.running["NetworkManager"] && !n.running["systemd-network"] {
 			found = append(found, Finding{Level: Warning, What: "the kernel ignores router advertisements on " + link,

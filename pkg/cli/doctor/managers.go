@@ -42,7 +42,7 @@ func (n *node) networkManager() []Finding {
 	if !n.running["NetworkManager"] {
 		return skipped("NetworkManager does not run")
 	}
-	bridges := n.bridges()
+	bridges := n.routedBridges()
 	if len(bridges) == 0 {
 		bridges = []string{bridge.NameIn(nil)}
 	}

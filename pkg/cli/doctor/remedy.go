@@ -32,10 +32,10 @@ func (n *node) loopback() []Finding {
 }
 
 // installCommand returns the remedy for a missing plugin. Those with the prefix "podlace-" come from podlace-node, except podlace-pod,
-// which has this name everywhere. Podlace cannot install other projects' plugins.
+// which has this name everywhere, and it adds a missing loopback. Podlace cannot install other projects' plugins.
 func (n *node) installCommand(name string) string {
 	byAgent := strings.HasPrefix(name, plugin.ClusterPrefix)
-	if name == plugin.PodType {
+	if name == plugin.PodType || name == "loopback" {
 		_, err := readAgentStatus()
 		byAgent = !errors.Is(err, fs.ErrNotExist)
 	}
@@ -64,9 +64,16 @@ func (n *node) makeInstall(binDir string) string {
 	return "make install CNI_BIN_DIR=" + binDir
 }
 
-// conflistCommand returns the command that copies a shipped configuration into the runtime's folder. In a cluster it takes the subnet from
-// the node's podCIDR, because with a fixed one, pods of several nodes would get the same addresses.
+// conflistCommand returns the command that copies a shipped configuration into the runtime's folder, after its plugins. In a cluster it
+// takes the subnet from the node's podCIDR, because with a fixed one, pods of several nodes would get the same addresses. The file has the
+// name of podlace-node's, which replaces it. Beside another network it could assign addresses of that network's pods.
 func (n *node) conflistCommand(install string) string {
+	if len(n.networks) > 0 {
+		return fmt.Sprintf("nothing if pods should get the network %q; docs/MOVING.md says how its pods keep their addresses", n.networks[0].Name)
+	}
+	if _, err := os.Stat(filepath.Join(n.BinDir, "bridge")); err != nil {
+		install = n.makeInstall(n.BinDir) + "; " + install
+	}
 	folder, name := "conf/", "10-podlace.conflist"
 	switch {
 	case n.kubeletUnit() == "k3s":
@@ -77,7 +84,7 @@ func (n *node) conflistCommand(install string) string {
 	if packaged := "/usr/share/doc/podlace/examples/"; n.exists(packaged + name) { // of the deb or the rpm
 		folder = packaged
 	}
-	return install + folder + name + " " + n.ConfDir + "/"
+	return install + folder + name + " " + n.ConfDir + "/10-podlace.conflist"
 }
 
 func startCommand(path string, err error) string {

@@ -266,14 +266,10 @@ func (n *node) compareFolders(r runtimeConfig) (found []Finding) {
 		return unknown("the configuration of "+r.Name, r.err)
 	}
 	if filepath.Clean(r.ConfDir) != filepath.Clean(n.ConfDir) {
-		file := n.ConfDir + "/10-podlace.conflist"
-		if own := n.ownNetworks(); len(own) > 0 {
-			file = own[0].File
-		}
 		found = append(found, Finding{Level: Error, Code: "runtime-conf-dir", What: r.Name + " reads no configuration in " + n.ConfDir,
 			Evidence:    fmt.Sprintf("%s names %s", source, r.ConfDir),
 			Consequence: "pods get the network of the other folder",
-			Command:     "install -m 600 " + file + " " + r.ConfDir + "/"})
+			Command:     "podlace doctor --conf-dir " + r.ConfDir})
 	}
 	clean := func(dir string) bool { return filepath.Clean(dir) == filepath.Clean(n.BinDir) }
 	if !slices.ContainsFunc(r.BinDirs, clean) {

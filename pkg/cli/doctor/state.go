@@ -240,7 +240,7 @@ func (n *node) disk() (found []Finding) {
 		switch {
 		case st.Flags&syscall.MS_RDONLY != 0:
 			f.What, f.Evidence = "the state in "+dir+" cannot be written", "it is read-only"
-			f.Command = "mount -o remount,rw $(findmnt -n -o TARGET -T " + dir + "); if this fails: journalctl -k shows errors of the disk"
+			f.Command = "journalctl -k; if it shows no error of the disk: mount -o remount,rw $(findmnt -n -o TARGET -T " + dir + ")"
 		case st.Blocks > 0 && st.Bavail*100 < st.Blocks*minFree:
 			f.Evidence = fmt.Sprintf("%d of %d blocks are free", st.Bavail, st.Blocks)
 		case st.Files > 0 && st.Ffree*100 < st.Files*minFree:

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/podlace/podlace/pkg/child"
+	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
 
@@ -209,8 +210,5 @@ func (c cachedResult) pod() string {
 	for _, kv := range c.Args {
 		args[kv[0]] = kv[1]
 	}
-	if args["K8S_POD_NAME"] == "" {
-		return ""
-	}
-	return args["K8S_POD_NAMESPACE"] + "/" + args["K8S_POD_NAME"]
+	return plugin.Pod{Namespace: args["K8S_POD_NAMESPACE"], Name: args["K8S_POD_NAME"]}.String()
 }

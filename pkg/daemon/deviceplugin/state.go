@@ -146,7 +146,8 @@ func nameAttachedPods(held []poddevices.Device, attached []sriov.Holding) []podd
 	for i, h := range held {
 		for _, a := range attached {
 			if byClaim(h) && a.Claim != nil && a.Claim.UID == h.Claim.UID && a.Address.String() == h.ID {
-				held[i].Namespace, held[i].Pod, _ = strings.Cut(a.Pod, "/")
+				at := strings.LastIndex(a.Pod, "/") // -1 without a namespace
+				held[i].Namespace, held[i].Pod = a.Pod[:max(at, 0)], a.Pod[at+1:]
 			}
 		}
 	}
