@@ -25,17 +25,19 @@ explain' explains. An error keeps a pod from starting, or stops the daemon; a wa
 names a setting without the effect that it suggests. Networks of several files are
 compared with one another; with --node, subnets and devices with this node.
 
+--strict makes each warning an error.
+
 Exit status: 0 without errors, 1 with an error, 2 if a file could not be read or a
 folder has none.`
 
 const validateExample = `  podlace validate /etc/cni/net.d
-  podlace validate conf/10-podlace.conflist pod.yaml
+  podlace validate --strict conf/10-podlace.conflist pod.yaml
   kubectl get pods -A -o yaml | podlace validate -
   podlace validate --node -o json /etc/cni/net.d | jq`
 
 func newValidate() *cobra.Command {
 	var output string
-	var thisNode bool
+	var thisNode, strict bool
 	cmd := &cobra.Command{
 		Use:     "validate FILE...",
 		Short:   "Check network configurations, pools of VFs and manifests, with file, line, column and key",
@@ -43,15 +45,16 @@ func newValidate() *cobra.Command {
 		Example: validateExample,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return validateFiles(cmd.InOrStdin(), cmd.OutOrStdout(), args, thisNode, output)
+			return validateFiles(cmd.InOrStdin(), cmd.OutOrStdout(), args, thisNode, strict, output)
 		},
 	}
 	cmd.Flags().BoolVar(&thisNode, "node", false, "compare subnets and devices with this node")
+	cmd.Flags().BoolVar(&strict, "strict", false, "make each warning an error, as for CI")
 	addOutput(cmd, &output)
 	return cmd
 }
 
-func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode bool, output string) error {
+func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode, strict bool, output string) error {
 	var node validate.Node
 	var err error
 	if thisNode {
@@ -66,8 +69,8 @@ func validateFiles(stdin io.Reader, stdout io.Writer, names []string, thisNode b
 	}
 	problems := validate.Files(files, node)
 	wrong := 0
-	for _, p := range problems {
-		if p.Error {
+	for i := range problems {
+		if problems[i].Error = problems[i].Error || strict; problems[i].Error {
 			wrong++
 		}
 	}

@@ -31,3 +31,21 @@ func TestUnreadable(t *testing.T) {
 		t.Errorf("empty folder: status %d, %s\n%s", status, stdout, stderr)
 	}
 }
+
+// TestStrict: a warning fails CI only with --strict.
+func TestStrict(t *testing.T) {
+	dir := pcitest.WriteFiles(t, map[string]string{"a.conflist": `{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "bridge", "brige": 1}]}`})
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"validate", dir}, 0, "errors: 0, warnings: 1"},
+		{[]string{"validate", "--strict", dir}, exitDiffers, "errors: 1, warnings: 0"},
+		{[]string{"validate", "--strict", "-o", "json", dir}, exitDiffers, `"error": true`},
+	} {
+		if status, stdout, stderr := run(c.args...); status != c.status || !strings.Contains(stdout, c.want) {
+			t.Errorf("%q: status %d, %s%s", c.args, status, stdout, stderr)
+		}
+	}
+}

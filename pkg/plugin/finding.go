@@ -45,6 +45,9 @@ func (r *Request) LogFindings(findings []Finding) {
 	}
 }
 
+// IsCapability reports whether a known runtime has a capability of this name.
+func IsCapability(name string) bool { return slices.Contains(knownCapabilities, name) }
+
 // UnknownKeys returns a finding for each key of a configuration, or of the object with the key within, that is no field of the struct raw.
 // It skips the objects "args" and "runtimeConfig", because other plugins use them too.
 func UnknownKeys(config []byte, within string, raw any) (found []Finding) {

@@ -274,7 +274,7 @@ func (p *parser) value(at Place, depth int) (Value, bool) {
 	if open == '{' {
 		return Value{Place: at, Data: Object(inner)}, err == nil
 	}
-	return Value{Place: at, Data: List(inner)}, err == nil
+	return Value{Place: at, Data: append(List{}, inner...)}, err == nil
 }
 
 // Under returns the path of a name in the object at a path. A name that is long or has special characters is quoted and shortened.

@@ -42,6 +42,7 @@ func Files(files []yamlfile.File, node Node) []Problem {
 		c.file(f, nil)
 	}
 	c.clashes()
+	c.attachments()
 	return c.problems
 }
 
@@ -50,20 +51,24 @@ type checker struct {
 	node     Node
 	problems []Problem
 	networks []network
+
+	definitions []definition
+	pods        []podNetworks
 }
 
 // part is a whole file, or a string with JSON text in a manifest.
 type part struct {
-	file   string
-	line   int    // lines of the file before the part
-	total  int    // lines of the file
-	object string // key of the object in the file, with a dot
-	key    string
-	list   *network // the list to which this file in the folder of its name belongs, or nil
-	nad    string   // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
-	data   []byte
-	source []byte // the whole file
-	root   strict.Value
+	file     string
+	line     int    // lines of the file before the part
+	total    int    // lines of the file
+	object   string // key of the object in the file, with a dot
+	key      string
+	list     *network // the list to which this file in the folder of its name belongs, or nil
+	nad      string   // NetworkAttachmentDefinition, whose name Multus uses for a nameless network; it passes the pod's device, too
+	resource string   // whose device Multus passes to this NetworkAttachmentDefinition's plugin
+	data     []byte
+	source   []byte // the whole file
+	root     strict.Value
 }
 
 // add adds a problem at a position within the part.

@@ -106,6 +106,8 @@ func (c *checker) object(t part, o strict.Value, kind string) (known int) {
 	switch kind {
 	case "NetworkAttachmentDefinition":
 		t.nad = cmp.Or(o.Get("metadata", "name").Text(), "name")
+		t.resource = o.Get("metadata", "annotations", resourceName).Text()
+		c.definitions = append(c.definitions, definition{namespaceOf(o), t.nad, t.resource})
 		c.keys(t, o.Get("spec"), reflect.TypeFor[struct {
 			Config string `json:"config"`
 		}]())
@@ -141,7 +143,7 @@ func (c *checker) configMap(t part, o strict.Value) (known int) {
 
 // inside returns a part with the text of a YAML value. That of a block scalar starts on a line after its key, which inside finds.
 func (t part) inside(value strict.Value, key string) part {
-	inner := part{file: t.file, line: t.line + value.Line - 1, total: t.total, key: t.key + ": " + key, nad: t.nad,
+	inner := part{file: t.file, line: t.line + value.Line - 1, total: t.total, key: t.key + ": " + key, nad: t.nad, resource: t.resource,
 		data: []byte(value.Text()), source: t.source}
 	first := bytes.TrimSpace(lineOf(inner.data, 1))
 	for after := range 3 {
@@ -175,6 +177,25 @@ func (c *checker) pod(t part, object strict.Value, path []string) {
 		c.add(t, object.At(strings.TrimPrefix(object.Key+"."+key, ".")), noSpec, true, "%s is missing", key)
 	}
 	c.hostPorts(t, spec)
+	c.pods = append(c.pods, podNetworks{t, namespaceOf(object), pod.Get("metadata", "annotations", "k8s.v1.cni.cncf.io/networks"), limitsOf(spec)})
+}
+
+// namespaceOf returns the namespace of an object, which kubectl takes for default if none is named.
+func namespaceOf(o strict.Value) string {
+	return cmp.Or(o.Get("metadata", "namespace").Text(), "default")
+}
+
+// limitsOf returns the names of the resources in the limits of a pod's containers.
+func limitsOf(spec strict.Value) (names []string) {
+	for _, list := range []string{"initContainers", "containers"} {
+		for _, container := range spec.Get(list).Items() {
+			limits, _ := container.Get("resources", "limits").Data.(strict.Object)
+			for _, v := range limits {
+				names = append(names, v.Name)
+			}
+		}
+	}
+	return names
 }
 
 // limitKeys are the annotations with a pod's bandwidth limits.

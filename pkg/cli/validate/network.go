@@ -39,6 +39,9 @@ type network struct {
 	version string
 	kinds   *[]string // of its plugins so far, with those in its folder
 	subnets []subnet
+	bridged *bridge.Config // of its bridge, or nil
+	bridge  strict.Place   // of its entry
+	hairpin strict.Place   // of "hairpinMode": false, or its zero value
 }
 
 // subnet is a subnet in a plugin's configuration, with the range that the plugin assigns.
@@ -46,6 +49,7 @@ type subnet struct {
 	netip.Prefix
 	at          strict.Place
 	bridge      string     // "" for other plugins than bridge
+	leases      string     // dataDir
 	first, last netip.Addr // invalid if unknown
 }
 
@@ -53,7 +57,7 @@ type subnet struct {
 func (t part) subnetsOf(path string, p plugin.Part, podCIDRs []netip.Prefix, parsed hostlocal.Config) (list []subnet) {
 	ranges := slices.Concat(parsed.Sets...)
 	for _, prefix := range hostlocal.Subnets(p.Config, podCIDRs) {
-		s := subnet{Prefix: prefix, at: t.root.At(strings.Trim(path+".ipam", "."))}
+		s := subnet{Prefix: prefix, leases: filepath.Dir(parsed.Dir), at: t.root.At(strings.Trim(path+".ipam", "."))}
 		t.root.Walk(func(v *strict.Value) {
 			if v.Name == "subnet" && v.Data == prefix.String() && strings.HasPrefix(v.Key, s.at.Key) {
 				s.at = v.Place
@@ -171,9 +175,8 @@ func (c *checker) entry(n *network, path string, config []byte) {
 }
 
 func (c *checker) plugin(n *network, path string, p plugin.Part) {
-	var device struct{ DeviceID *string }
-	if p.Kind == "sriov" && n.nad != "" && json.Unmarshal(p.Config, &device) == nil && device.DeviceID == nil {
-		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`))
+	if p.Kind == "sriov" && n.nad != "" {
+		p.Config = c.multusDevice(n, path, p.Config)
 	}
 	if len(*n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
 		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "%s is a chained plugin: name it after a main plugin, such as bridge", p.Kind)
@@ -185,10 +188,21 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if parse := parsers[p.Kind]; parse != nil {
 		c.refused(n, path, p, parse)
 	}
+	if p.Kind == "bridge" {
+		n.bridged, n.bridge = &bridged, n.root.At(path)
+	}
+	var keys struct{ HairpinMode *bool }
+	if _ = json.Unmarshal(p.Config, &keys); p.Kind == "bridge" && keys.HairpinMode != nil && !bridged.Hairpin && !bridged.Promisc {
+		n.hairpin = n.root.At(strings.Trim(path+"."+p.Key("hairpinMode"), "."))
+	}
+	if p.Kind == "portmap" && n.hairpin.Line > 0 {
+		c.add(n.part, n.hairpin, ownHostPort, false, "a pod does not reach its own hostPort: write true")
+	}
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
 		var parsed hostlocal.Config
 		c.refused(n, path, p, into(&parsed, hostlocal.Parse))
 		n.subnets = append(n.subnets, n.subnetsOf(path, p, c.node.PodCIDRs, parsed)...)
+		c.edges(n, path, parsed)
 		if bridged.Gateway {
 			for _, r := range slices.Concat(parsed.Sets...) {
 				if _, err := bridge.GatewayOf(r.Subnet, r.Gateway); err != nil {
@@ -259,42 +273,11 @@ func joined(err error) (all []error) {
 	return all
 }
 
-// misspelt reports a type that resembles a plugin of Podlace. It is only a warning, because another project may have that plugin.
+// misspelt reports a type that resembles a plugin of Podlace, because no pod starts without the plugin.
 func (c *checker) misspelt(n *network, path, name string) {
 	kind := plugin.Kind(name)
 	near := cmp.Or(strict.Nearest(kind, plugin.Kinds()), strict.Nearest(name, plugin.Kinds()))
 	if near != "" && near != kind {
-		c.add(n.part, n.root.At(path), misspeltPlugin, false, "%q is no plugin of Podlace: did you mean %s?", name, near)
-	}
-}
-
-// clashes reports networks of the same name, and of the same subnet on different bridges. The name of a NetworkAttachmentDefinition's
-// network does not select it.
-func (c *checker) clashes() {
-	for i, later := range c.networks {
-		for _, earlier := range c.networks[:i] {
-			switch {
-			case later.name != earlier.name:
-				c.clashOfSubnets(earlier, later)
-			case later.nad == "" && earlier.nad == "" && later.list == nil && earlier.list == nil:
-				c.add(later.part, later.root.At("name"), networkNameTaken, false, "network %q is in %s already: runtimes take the file that sorts first",
-					later.name, earlier.file)
-			}
-		}
-	}
-}
-
-func (c *checker) clashOfSubnets(earlier, later network) {
-	for _, a := range earlier.subnets {
-		for _, b := range later.subnets {
-			if !a.clashes(b) {
-				continue
-			}
-			shared := a.bridge != "" && a.bridge == b.bridge
-			effect := map[bool]string{false: "the leases are per network, so that two pods get one address",
-				true: "either network can use up the range, as ADD skips what the other one has leased"}[shared]
-			c.add(later.part, b.at, plugin.SubnetOverlap, !shared, "subnet %s overlaps %s of network %q in %s: %s", b.Prefix, a.Prefix, earlier.name,
-				earlier.file, effect)
-		}
+		c.add(n.part, n.root.At(path), misspeltPlugin, true, "%q is no plugin of Podlace: did you mean %s?", name, near)
 	}
 }

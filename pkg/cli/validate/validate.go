@@ -6,7 +6,10 @@ package validate
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
+	"reflect"
+	"slices"
 
 	"github.com/podlace/podlace/pkg/bandwidth"
 	"github.com/podlace/podlace/pkg/bridge"
@@ -112,6 +115,23 @@ func inSection(f plugin.Finding, parts []plugin.Part) plugin.Finding {
 	return f
 }
 
+// keysAsCapabilities reports keys of a plugin that stand below capabilities, where they have no effect.
+func keysAsCapabilities(p plugin.Part) (found []plugin.Finding) {
+	if Keys()[p.Kind] == nil {
+		return nil
+	}
+	var config struct{ Capabilities map[string]json.RawMessage }
+	_ = json.Unmarshal(p.Config, &config) // ADD reports another type
+	keys := plugin.Fields(reflect.TypeOf(Keys()[p.Kind]))
+	for _, key := range slices.Sorted(maps.Keys(config.Capabilities)) {
+		if _, ok := keys[key]; ok && !plugin.IsCapability(key) {
+			found = append(found, plugin.Finding{Key: strict.Under("capabilities", key), Code: plugin.UnknownCapability,
+				Text: "this is a key of " + p.Kind + " and no capability: write it beside capabilities"})
+		}
+	}
+	return found
+}
+
 func ofPlugin(p plugin.Part, node Node) (found []plugin.Finding) {
 	var pods []netip.Prefix
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
@@ -125,5 +145,5 @@ func ofPlugin(p plugin.Part, node Node) (found []plugin.Finding) {
 	if of == nil {
 		return append(plugin.Capabilities(p.Config, "", ""), found...)
 	}
-	return append(of(p.Config), found...)
+	return slices.Concat(of(p.Config), keysAsCapabilities(p), found)
 }

@@ -51,7 +51,11 @@ func (r *reader) selectorKeys(s *selector) strict.Fields {
 		"vendors": texts(hexID, func(d subject) string { return d.Vendor }),
 		"devices": texts(hexID, func(d subject) string { return d.Product }),
 		"drivers": func(v strict.Value) {
-			s.add(v, driverTest{textTest{listOf(r, v, driverName), func(d subject) string { return d.Driver }, nil}})
+			names := listOf(r, v, driverName)
+			if slices.Contains(names, "netdevice") {
+				r.Note(v.Place, `"netdevice" is a kind of device and the name of no driver: write the driver that 'ethtool -i' shows, such as iavf`)
+			}
+			s.add(v, driverTest{textTest{names, func(d subject) string { return d.Driver }, nil}})
 		},
 		"pciAddresses": func(v strict.Value) {
 			s.add(v, textTest{listOf(r, v, pciAddress), func(d subject) string { return d.Address.String() }, absentAddress})
