@@ -87,6 +87,9 @@ func as[J any](r *Report, v Value) (J, bool) {
 		want = "a number"
 	case string:
 		want = "a string"
+		if _, ok := v.Data.(bool); ok {
+			want = "a string in quotes, because YAML takes on, off, yes and no for booleans"
+		}
 	case List:
 		want = "a list"
 	}

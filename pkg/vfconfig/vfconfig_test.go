@@ -165,7 +165,7 @@ func TestDecode(t *testing.T) {
 		{entryText(`"mac":""`), `.mac: "": want a unicast MAC address of 6 bytes`},
 		{entryText(`"mac":"01:00:00:00:00:01"`), `.mac: "01:00:00:00:00:01": want a unicast MAC address of 6 bytes`},
 		{entryText(`"mac":["02:00:00:00:00:01"]`), `.mac: a list: want a string`},
-		{entryText(`"spoofchk":true`), `.spoofchk: true: want a string`},
+		{entryText(`"spoofchk":true`), `.spoofchk: true: want a string in quotes, because YAML takes on, off, yes and no for booleans`},
 		{entryText(`"spoofchk":"yes"`), `.spoofchk: "yes": want on or off`},
 		{entryText(`"trust":"On"`), `.trust: "On": want on or off`},
 		{entryText(`"linkState":"up"`), `.linkState: "up": want auto, enable or disable`},

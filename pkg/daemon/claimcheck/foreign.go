@@ -39,7 +39,7 @@ func (c *checker) unknown(a attribute, write func(attribute) string) string {
 	near := strict.Nearest(a.name, names)
 	project := replaced()[strings.ToLower(a.domain)]
 	switch {
-	case similar && (project != "" || a.domain == claim.Driver && near == ""):
+	case similar && (project != "" || a.domain == claim.Driver):
 		text := "no VF has this attribute: write " + write(instead)
 		if project != "" {
 			text = fmt.Sprintf("it is an attribute of %s: for VFs of Podlace write %s", project, write(instead))

@@ -37,6 +37,7 @@ func TestSelectors(t *testing.T) {
 		{own + `.x == 1`, "attributes of sriov.podlace.io: card, driver, kind, linkType, numa, pf, pfAddress, product, rdma, resource, vendor, vf"},
 		{own + `.?numaa.orValue(1) == 1`, "notice: it tests for sriov.podlace.io/numaa: no VF has this attribute; did you mean"},
 		{`"numaa" in ` + own + ` || true`, "notice: it tests for sriov.podlace.io/numaa: no VF has this attribute; did you mean"},
+		{`device.attributes["sriov.podlace.io"].pciAddress == "0000:03:00.1"`, `write device.attributes["resource.kubernetes.io"].pciBusID, with values such as`},
 		{`device.attributes["dra.net"].pciAddress == "0000:03:00.1"`, `write device.attributes["resource.kubernetes.io"].pciBusID, with values such as`},
 		{standard + `.numanode == 1`, "did you mean resource.kubernetes.io/numaNode?"},
 		{`device.attributes["dra.net"].numaNod == 1`, "no VF has this attribute; did you mean dra.net/numaNode?"},
