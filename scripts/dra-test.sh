@@ -4,13 +4,13 @@
 # built into the cache if missing. Without flags it compares each test's result with the expected result in
 # integration/e2e/dra/testdata/VERSION.txt or VERSION,GATES.txt. It counts the skipped tests by reason.
 #
-# VERSION   version of Kubernetes: 1.37 (default) or 1.34
-# GATES     feature gates, such as DRADeviceTaints=false
+# KUBERNETES_VERSION  1.37 (default) or 1.34; VERSION would be that of the programs
+# GATES               feature gates, such as DRADeviceTaints=false
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=$1
 shift
-version=${VERSION:-1.37}
+version=${KUBERNETES_VERSION:-1.37}
 if [ -z "${KUBERNETES:-}" ]; then
   KUBERNETES=$(scripts/programs.sh "$cache/programs" kubernetes)
   if [ "$version" != 1.37 ]; then # etcd and kubectl are the same for all

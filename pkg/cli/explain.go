@@ -35,11 +35,11 @@ type entry struct {
 
 func newExplain() *cobra.Command {
 	return &cobra.Command{
-		Use:     "explain [KEY|CODE]",
+		Use:     "explain [PLUGIN] [KEY|CODE]",
 		Short:   "Explain a configuration key, an error code, or a code of a finding",
 		Long:    explainHelp,
 		Example: explainExample,
-		Args:    cobra.MaximumNArgs(1),
+		Args:    cobra.MaximumNArgs(2),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return entryNames(entries()), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -48,7 +48,7 @@ func newExplain() *cobra.Command {
 				listEntries(cmd.OutOrStdout())
 				return nil
 			}
-			return explain(cmd.OutOrStdout(), args[0])
+			return explain(cmd.OutOrStdout(), strings.Join(args, "."))
 		},
 	}
 }

@@ -13,6 +13,7 @@ func TestExplain(t *testing.T) {
 		"isGateway":                   "key isGateway of bridge\n  default:\n    false\n  meaning:\n",
 		"podlace-bridge.isgateway":    "key isGateway of bridge\n",
 		"host-local.ranges":           " of host-local\n",
+		"bridge isGateway":            "key isGateway of bridge\n",
 		"bandwidth.ingressRate":       " of bandwidth\n",
 		"portmap.backend":             "key backend of portmap\n",
 		"logFile":                     "key logFile of all plugins\n",
@@ -31,7 +32,7 @@ func TestExplain(t *testing.T) {
 		"104":                         "code 104 of all plugins\n",
 		"11":                          "code 11 of all plugins\n",
 	} {
-		status, stdout, stderr := run("explain", name)
+		status, stdout, stderr := run(append([]string{"explain"}, strings.Fields(name)...)...)
 		if status != exitOK || !strings.Contains(stdout, want) || strings.Contains(stdout, "](") || strings.Contains(stdout, "`") {
 			t.Errorf("%s: status %d, %q, %q, want %q", name, status, stdout, stderr, want)
 		}

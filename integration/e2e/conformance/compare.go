@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -50,10 +51,24 @@ func readList(from io.Reader, mode string) (names []string, err error) {
 	return names, nil
 }
 
+// labels matches the labels in a spec's name, such as [Conformance].
+var labels = regexp.MustCompile(`\[[^\]]*\]`) //nolint:gochecknoglobals // a constant
+
+// canonical returns a spec's name with sorted labels and single spaces, because versions of Kubernetes differ in these.
+func canonical(name string) string {
+	sorted := labels.FindAllString(name, -1)
+	slices.Sort(sorted)
+	return strings.Join(append(strings.Fields(labels.ReplaceAllString(name, " ")), sorted...), " ")
+}
+
 // failuresOf returns a line with name and reason for each spec of the list that did not pass.
 func failuresOf(list []string, got suiteReport) (lines []string) {
+	results := map[string]specResult{}
+	for name, one := range got.Results {
+		results[canonical(name)] = one
+	}
 	for _, name := range list {
-		one, known := got.Results[name]
+		one, known := results[canonical(name)]
 		switch {
 		case !known:
 			lines = append(lines, fmt.Sprintf("missing from the suite: %s: write its new name into integration/e2e/conformance/specs.txt", name))
@@ -69,7 +84,7 @@ func failuresOf(list []string, got suiteReport) (lines []string) {
 // unlistedSpecs returns the names of the e2e tests (specs) that have the wanted state but are not in the list.
 func unlistedSpecs(list []string, got suiteReport, want specState) (names []string) {
 	for name, one := range got.Results {
-		if one.State == want && !slices.Contains(list, name) {
+		if one.State == want && !slices.ContainsFunc(list, func(listed string) bool { return canonical(listed) == canonical(name) }) {
 			names = append(names, name)
 		}
 	}

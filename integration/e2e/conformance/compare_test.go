@@ -43,3 +43,17 @@ func TestReadList(t *testing.T) {
 		})
 	}
 }
+
+// TestSameSpec: a spec is the same if its labels change their order or get a space.
+func TestSameSpec(t *testing.T) {
+	const listed = "[sig-network] Services should serve [Conformance] [Serial]"
+	got := suiteReport{Results: map[string]specResult{
+		"[sig-network]  Services should serve  [Serial] [Conformance]": {State: passed},
+		"[sig-network] Services should serve more [Conformance]":       {State: passed}}}
+	if lines := failuresOf([]string{listed}, got); len(lines) > 0 {
+		t.Errorf("%q", lines)
+	}
+	if names := unlistedSpecs([]string{listed}, got, passed); len(names) != 1 || !strings.Contains(names[0], "serve more") {
+		t.Errorf("%q", names)
+	}
+}
