@@ -75,7 +75,8 @@ func TestOfPod(t *testing.T) {
 		"shop/web": "aaaaaa1 aaaaaa1 aaaaaa9", "aaaaaa1": "aaaaaa1 aaaaaa1", "aaaaaa2": "aaaaaa22 aaaaaa22", "aaaaaa22": "aaaaaa22 aaaaaa22",
 		"short": "short", "bbbbbb2": "bbbbbb2", "dddddd1": "dddddd1",
 		"aaaaaa": "aaaaaa may be pod shop/db or pod shop/web", "bbbbbb": "bbbbbb may be container bbbbbb1 or container bbbbbb2",
-		"shop": "no pod shop is", "shop/we": "no pod shop/we is", "aaaaa": "no pod aaaaa is", "": "no pod  is", "web": "aaaaaa1 aaaaaa1 aaaaaa9", "lone": "eeeeee1",
+		"shop": "no pod shop is", "shop/we": "no pod shop/we is", "aaaaa": "no pod aaaaa is", "": "no pod  is",
+		"web": "aaaaaa1 aaaaaa1 aaaaaa9", "lone": "eeeeee1",
 		"cccccc": "no pod cccccc is",
 	} {
 		var ids []string

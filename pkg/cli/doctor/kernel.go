@@ -29,8 +29,8 @@ type feature struct {
 	try    func(*kernel.Node) error
 }
 
-// features returns the kernel features that the plugins need; podlace-node reports its own. Each is tested by using it, which makes the kernel load its module if there is
-// one.
+// features returns the kernel features that the plugins need; podlace-node reports its own. Each is tested by using it, which makes the
+// kernel load its module if there is one.
 func features() []feature {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	return []feature{
@@ -249,7 +249,8 @@ func (n *node) rpFilter() (found []Finding) {
 	return found
 }
 
-// routerAdvertisements reports uplinks with an advertised default route on which the kernel ignores router advertisements because forwarding is on (accept_ra in
+// routerAdvertisements reports uplinks with an advertised default route on which the kernel ignores router advertisements because
+// forwarding is on (accept_ra in
 // Documentation/networking/ip-sysctl.rst).
 func (n *node) routerAdvertisements() (found []Finding) {
 	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {

@@ -117,8 +117,8 @@ type podNetworks struct {
 	resources []string     // in the limits of the containers
 }
 
-// attachments reports pods whose networks, or their resources, do not match the NetworkAttachmentDefinitions in the files. Without any, they
-// may be in the cluster.
+// attachments reports pods whose networks, or their resources, do not match the NetworkAttachmentDefinitions in the files. Without
+// any, they may be in the cluster.
 func (c *checker) attachments() {
 	if len(c.definitions) == 0 {
 		return

@@ -62,7 +62,8 @@ func TestSilentLosses(t *testing.T) {
 		"kind as driver": {`{"resourceList":[{"resourceName":"a","selectors":{"drivers":["netdevice"]}}]}`,
 			[]string{`f:1:51: resourceList[0].selectors.drivers: warning: "netdevice" is a kind of device and the name of no driver`}},
 		"each wrong type": {list(`{"type":"bridge","bridge":7,"mtu":[],"isGateway":"true","vlan":"7","promiscMode":1}`), []string{"f:2:18: plugins[0].bridge: error",
-			"f:2:38: plugins[0].isGateway: error", "f:2:68: plugins[0].promiscMode: error", "f:2:57: plugins[0].vlan: error", "f:2:29: plugins[0].mtu: error"}},
+			"f:2:38: plugins[0].isGateway: error", "f:2:68: plugins[0].promiscMode: error", "f:2:57: plugins[0].vlan: error",
+			"f:2:29: plugins[0].mtu: error"}},
 		"other projects": {list(`{"type":"ib-sriov"},{"type":"cnv-bridge"},{"type":"ovs"},{"type":"host-device"},{"type":"ptp"}`), nil},
 	} {
 		checkLines(t, name, c.data, c.want)
@@ -93,8 +94,9 @@ func TestMultusObjects(t *testing.T) {
 			"warning: network default/fast needs a.b/fast in the limits of a container, which have none, but a.b/fats [pod-network]"}},
 		"unknown network": {nad("", `"type": "bridge"`) + pod("fast, slow", "cpu"), []string{"f:6:35: Pod p: metadata.annotations.k8s.v1.cni.cncf.io/networks: " +
 			"warning: no NetworkAttachmentDefinition default/slow is in these files [pod-network]"}},
-		"only a pod":        {strings.TrimPrefix(pod("fast", "cpu"), "---\n"), nil},
-		"one network twice": {nad("", `"type": "bridge", "name": "x"`) + "---\n" + strings.Replace(nad("", `"type": "bridge", "name": "x"`), "fast", "slow", 1), nil},
+		"only a pod": {strings.TrimPrefix(pod("fast", "cpu"), "---\n"), nil},
+		"one network twice": {nad("", `"type": "bridge", "name": "x"`) + "---\n" +
+			strings.Replace(nad("", `"type": "bridge", "name": "x"`), "fast", "slow", 1), nil},
 	} {
 		checkLines(t, name, c.data, c.want)
 	}

@@ -177,7 +177,8 @@ func (c *checker) pod(t part, object strict.Value, path []string) {
 		c.add(t, object.At(strings.TrimPrefix(object.Key+"."+key, ".")), noSpec, true, "%s is missing", key)
 	}
 	c.hostPorts(t, spec)
-	c.pods = append(c.pods, podNetworks{t, namespaceOf(object), pod.Get("metadata", "annotations", "k8s.v1.cni.cncf.io/networks"), limitsOf(spec)})
+	networks := pod.Get("metadata", "annotations", "k8s.v1.cni.cncf.io/networks")
+	c.pods = append(c.pods, podNetworks{t, namespaceOf(object), networks, limitsOf(spec)})
 }
 
 // namespaceOf returns the namespace of an object, which kubectl takes for default if none is named.

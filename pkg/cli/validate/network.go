@@ -188,16 +188,7 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if parse := parsers[p.Kind]; parse != nil {
 		c.refused(n, path, p, parse)
 	}
-	if p.Kind == "bridge" {
-		n.bridged, n.bridge = &bridged, n.root.At(path)
-	}
-	var keys struct{ HairpinMode *bool }
-	if _ = json.Unmarshal(p.Config, &keys); p.Kind == "bridge" && keys.HairpinMode != nil && !bridged.Hairpin && !bridged.Promisc {
-		n.hairpin = n.root.At(strings.Trim(path+"."+p.Key("hairpinMode"), "."))
-	}
-	if p.Kind == "portmap" && n.hairpin.Line > 0 {
-		c.add(n.part, n.hairpin, ownHostPort, false, "a pod does not reach its own hostPort: write true")
-	}
+	c.hairpin(n, path, p, &bridged)
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
 		var parsed hostlocal.Config
 		c.refused(n, path, p, into(&parsed, hostlocal.Parse))
@@ -215,6 +206,20 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 		if err := bandwidth.Plugin().CheckVersion("ADD", n.version); err != nil {
 			c.add(n.part, n.root.At("cniVersion"), cniVersion, true, "bandwidth: %v", err)
 		}
+	}
+}
+
+// hairpin stores the bridge of a network, and reports one without hairpinMode before portmap.
+func (c *checker) hairpin(n *network, path string, p plugin.Part, bridged *bridge.Config) {
+	if p.Kind == "bridge" {
+		n.bridged, n.bridge = bridged, n.root.At(path)
+	}
+	var keys struct{ HairpinMode *bool }
+	if _ = json.Unmarshal(p.Config, &keys); p.Kind == "bridge" && keys.HairpinMode != nil && !bridged.Hairpin && !bridged.Promisc {
+		n.hairpin = n.root.At(strings.Trim(path+"."+p.Key("hairpinMode"), "."))
+	}
+	if p.Kind == "portmap" && n.hairpin.Line > 0 {
+		c.add(n.part, n.hairpin, ownHostPort, false, "a pod does not reach its own hostPort: write true")
 	}
 }
 
