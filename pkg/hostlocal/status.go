@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/podlace/podlace/pkg/attachment"
-	"github.com/podlace/podlace/pkg/fault"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/store"
 )
@@ -53,7 +52,10 @@ func lockable(path string) error {
 		defer dir.Close()
 		_, err = dir.Read(lockFile)
 	}
-	return fault.Ignore(err, fs.ErrNotExist, unix.ENOTDIR)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	return err
 }
 
 // logExhausted writes one log line when range sets become exhausted, and one when they have free addresses again. A note for each pool says

@@ -30,8 +30,8 @@ const removalPause = 50 * time.Millisecond
 
 // Removals returns a channel of removals in the caller's namespace: nftables objects of the tables and chains that concern the caller,
 // unless one of its own programs removes them; bridges and ifbs that were deleted, bridges that are down, and veths that are up without a
-// bridge; a bridge's own MAC in its forwarding database; addresses; routes that the kernel had added; qdiscs and filters; and forwarding of
-// the whole node. The channel is closed when ctx ends.
+// bridge; addresses; routes that the kernel had added; qdiscs and filters; and forwarding of the whole node. The channel is closed when ctx
+// ends.
 func Removals(ctx context.Context, concern func(table, chain string) bool, own func(program string) bool) (<-chan Removal, error) {
 	rules, err := subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
@@ -42,12 +42,6 @@ func Removals(ctx context.Context, concern func(table, chain string) bool, own f
 	if err != nil {
 		rules.Close()
 		return nil, fmt.Errorf("listen to links, addresses and routes: %w", err)
-	}
-	entries, err := subscribeFixed()
-	if err != nil {
-		rules.Close()
-		routes.Close()
-		return nil, fmt.Errorf("listen to bridges' forwarding databases: %w", err)
 	}
 	removals := make(chan Removal)
 	deliver := func(list []Removal) {
@@ -63,14 +57,12 @@ func Removals(ctx context.Context, concern func(table, chain string) bool, own f
 		}
 	}
 	var running sync.WaitGroup
-	for socket, parse := range map[*os.File]func([]byte) []Removal{rules: ruleRemovals(concern, own), routes: routeRemovals,
-		entries: routeRemovals} {
+	for socket, parse := range map[*os.File]func([]byte) []Removal{rules: ruleRemovals(concern, own), routes: routeRemovals} {
 		running.Go(func() { listen(socket, parse, lostRemoval(), deliver) })
 	}
 	context.AfterFunc(ctx, func() {
 		rules.Close()
 		routes.Close()
-		entries.Close()
 		running.Wait()
 		close(removals)
 	})
@@ -119,9 +111,6 @@ func routeRemovals(datagram []byte) []Removal {
 			return Removal{What: "an address"}, len(body) >= unix.SizeofIfAddrmsg && body[3] < unix.RT_SCOPE_LINK
 		case unix.RTM_DELROUTE:
 			return Removal{What: "a route"}, isSubnetRoute(body)
-		case unix.RTM_DELNEIGH:
-			e, ok := parseNeighbour(body)
-			return Removal{What: "a bridge's own MAC"}, ok && e.link == e.bridge
 		case unix.RTM_DELQDISC: // without a handle, it is the kernel's default queue, which another one replaced
 			return Removal{What: "a qdisc"}, len(body) >= nl.SizeofTcMsg && nl.DeserializeTcMsg(body).Handle != 0
 		case unix.RTM_DELTFILTER:

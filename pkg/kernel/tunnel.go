@@ -99,7 +99,6 @@ type neighbourEntry struct {
 	link      int
 	permanent bool
 	static    bool // of a forwarding database: not learned
-	bridge    int  // of an entry of a bridge's forwarding database
 	protocol  int
 	addr      netip.Addr
 	mac       net.HardwareAddr
@@ -115,7 +114,6 @@ func parseNeighbour(message []byte) (e neighbourEntry, ok bool) {
 	e.permanent, e.static = state&unix.NUD_PERMANENT != 0, state&unix.NUD_NOARP != 0
 	e.addr, _ = netip.AddrFromSlice(attributeOf(message[header:], unix.NDA_DST))
 	e.mac = attributeOf(message[header:], unix.NDA_LLADDR)
-	e.bridge = int(number32(attributeOf(message[header:], unix.NDA_MASTER)))
 	if p := attributeOf(message[header:], ndaProtocol); len(p) == 1 {
 		e.protocol = int(p[0])
 	}

@@ -128,7 +128,7 @@ func TestPages(t *testing.T) {
 	w := newWatching(t)
 	w.Paged = true
 	var names []string
-	for i := range 1200 {
+	for i := range 240 {
 		names = append(names, fmt.Sprintf("n%04d", i))
 		w.put(nodeObject(names[i], nil, nil))
 	}
@@ -137,7 +137,7 @@ func TestPages(t *testing.T) {
 	}
 	w.start(w.server.URL)
 	w.await(names...)
-	if w.countRequests("limit=500") != 3 || w.countRequests("continue=1000") != 1 || w.countRequests("resourceVersion=0") != 0 {
+	if w.countRequests("limit=100") != 3 || w.countRequests("continue=200") != 1 || w.countRequests("resourceVersion=0") != 0 {
 		t.Errorf("want three pages: %q", w.requests)
 	}
 	w.awaitWatch()
@@ -202,7 +202,7 @@ func TestGone(t *testing.T) {
 		w.remove("n5", true)
 		w.hangUp(true)
 		w.await("n0", "n1", "n2", "n4")
-		if n := w.countRequests("limit=500&resourceVersion="); n > 0 {
+		if n := w.countRequests("limit=100&resourceVersion="); n > 0 {
 			t.Errorf("%d lists want the version that the API server no longer watches, and would get it again and again", n)
 		}
 	}

@@ -173,8 +173,8 @@ func bypass(l bandwidth.Limits) []Finding {
 	if l.Egress == nil || l.Egress.Bypass == "" {
 		return nil
 	}
-	return []Finding{{Level: Warning, Code: "limit-bypassed", What: "the egress limit of " + cmp.Or(l.Pod, l.ContainerID) + " may have no effect",
-		Evidence: l.Egress.Bypass, Consequence: "the pod may send without a limit",
+	what := "the egress limit of " + cmp.Or(l.Pod, l.ContainerID) + " may have no effect"
+	return []Finding{{Level: Warning, Code: "limit-bypassed", What: what, Evidence: l.Egress.Bypass, Consequence: "the pod may send without a limit",
 		Command: "ask the owner of the filter whether its program accepts frames (TC_ACT_OK) or passes them on (TC_ACT_UNSPEC)"}}
 }
 

@@ -72,7 +72,7 @@ func TestAsk(t *testing.T) {
 
 // TestResponses checks a response that is larger than the default limit of gRPC, and responses without the pod.
 func TestResponses(t *testing.T) {
-	id := strings.Repeat("x", 17<<20)
+	id := strings.Repeat("x", 15<<20) // more than the default of gRPC
 	k := startServer(t, &fakeKubelet{get: always(webPod("app", "before", id, "after"))})
 	if got, err := ask(t, k.Kubelet, ""); err != nil || len(got) != 3 || got[1].ID != id || got[2].ID != "after" {
 		t.Errorf("%d devices, %v", len(got), err)

@@ -45,7 +45,7 @@ func TestListOfEndlessAnswer(t *testing.T) {
 	k := startServer(t, &fakeKubelet{list: func(int) ([]*api.PodResources, error) {
 		return []*api.PodResources{{Namespace: "shop", Name: strings.Repeat("x", maxResponse)}}, nil
 	}})
-	if _, err := List(t.Context(), k.Kubelet); err == nil || !strings.Contains(err.Error(), "the answer is larger than 8388608 bytes") ||
+	if _, err := List(t.Context(), k.Kubelet); err == nil || !strings.Contains(err.Error(), "the answer is larger than 16777216 bytes") ||
 		len(k.questions()) != 1 {
 		t.Errorf("%v after %d questions", err, len(k.questions()))
 	}

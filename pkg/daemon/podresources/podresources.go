@@ -38,8 +38,9 @@ const (
 	// listTimeout is the maximum time for List and GetAllocatableResources, including retries.
 	listTimeout = 5 * time.Second
 
-	// maxResponse is the maximum size of a response in bytes. The kubelet sends about 2 KB for each pod.
-	maxResponse = 8 << 20
+	// maxResponse is the maximum size of a response in bytes, as of the kubelet's own client (defaultPodResourcesMaxSize). The kubelet sends
+	// about 2 KB for each pod.
+	maxResponse = 16 << 20
 )
 
 var (
