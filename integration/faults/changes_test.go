@@ -14,12 +14,14 @@ import (
 // toleratesFailure reports whether a plugin may succeed although a change failed. Some failures do no harm: stale UDP connections time out
 // in the kernel anyway; with iptables, only hostPorts on 127.0.0.1 need an nftables table; the last assigned address is only a hint;
 // without its boot file, host-local only fails to recognize leases of an earlier boot. A DEL that cannot save its progress must still
-// succeed.
+// succeed, as must one whose VF has left the pod: the journal keeps what could not be restored.
 func (c pluginCall) toleratesFailure(change string) bool {
 	switch {
 	case strings.HasPrefix(change, "conntrack "), strings.Contains(change, "/last_reserved_ip."), strings.HasSuffix(change, "/podlace_boot"):
 		return true
 	case c.verb != "ADD" && strings.HasPrefix(change, "write /run/podlace/"):
+		return true
+	case c.plugin == "sriov" && c.verb != "ADD" && strings.HasPrefix(change, "link ") && !strings.Contains(change, " net1 "):
 		return true
 	}
 	// Podlace writes the device info file for other programs only. DEL restores the VF even if the file cannot be removed.

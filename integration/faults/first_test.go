@@ -46,7 +46,7 @@ func (w faultWorld) wipeNode() {
 // sharedState matches what the first pod creates for all pods. It may remain after a failed ADD.
 func sharedState() *regexp.Regexp {
 	return regexp.MustCompile(`^host: (nft |order of nft |iptables |sysctl |folder |neighbour |link ft-|(address|route|qdisc|forwarding entry) .* dev ft-|` +
-		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.(masqueraded|(gateway|bridge)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)$)`)
+		`file .*/(lock|(\.[a-z]+)?\.lock|\.iptables|\.podlace_guard|\.(masqueraded|(gateway|bridge)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)$)`)
 }
 
 // TestFirst (F-11) lets single changes fail in ADD of a node's first pod: a fifth of them or, with FAULTS=all, each. Nothing that belongs

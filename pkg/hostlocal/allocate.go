@@ -192,8 +192,8 @@ func (a *allocation) isForeign(addr netip.Addr) bool {
 	return err == nil && m.Dst.IsSingleIP()
 }
 
-// networksBeside returns the other networks on the request's bridge, by the notes of bridge. Their pods may have addresses of its range; their
-// leases are found if they have the same dataDir.
+// networksBeside returns the other networks on the request's bridge, by the notes of bridge. Their pods may have addresses of its range,
+// whose leases are found if they have the same dataDir.
 func networksBeside(r *plugin.Request) (beside []string, err error) {
 	note := ipam.BridgeNote(ipam.BridgeIn(r.Config))
 	if _, noted := attachment.ReadNote(r.Network, note); !noted {

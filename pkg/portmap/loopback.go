@@ -112,8 +112,8 @@ func OpenLoopback(host *kernel.Node, owner, link string) error {
 	}
 	defer users.Close()
 	if err := users.Create(owner, nil, 0o600); err != nil && !errors.Is(err, fs.ErrExist) {
-		removeEmpty(users.Path())
-		return err
+		_, e := removeEmpty(users.Path())
+		return errors.Join(err, e)
 	}
 	if err := ProtectLoopback(host); err != nil {
 		return err
@@ -210,7 +210,8 @@ func forgetUsers(users []string) error {
 				err = errors.Join(err, forgetUser(owner, []string{link}))
 			}
 		}
-		removeEmpty(folder)
+		_, e = removeEmpty(folder)
+		err = errors.Join(err, e)
 	}
 	return err
 }
@@ -232,7 +233,14 @@ func closeLoopback(host *kernel.Node, owner, link string) (users []string, last 
 		}
 	}
 	// A killed process may have left an empty folder in loopbackUsers.
-	links = slices.DeleteFunc(links, func(link string) bool { return removeEmpty(filepath.Join(loopbackUsers, link)) })
+	links = slices.DeleteFunc(links, func(link string) bool {
+		removed, e := removeEmpty(filepath.Join(loopbackUsers, link))
+		err = errors.Join(err, e)
+		return removed
+	})
+	if err != nil {
+		return nil, false, err
+	}
 	ending := 0
 	for _, link := range links {
 		folder := filepath.Join(loopbackUsers, link)
@@ -278,12 +286,14 @@ func forgetUser(owner string, links []string) error {
 	return errors.Join(errs...)
 }
 
-// removeEmpty removes a folder without files, and reports whether it did.
-func removeEmpty(folder string) bool {
-	if few, err := readNames(folder, 1); err != nil || len(few) > 0 {
-		return false
+// removeEmpty removes a folder without files, and reports whether there is none afterwards.
+func removeEmpty(folder string) (removed bool, err error) {
+	few, err := store.Names(folder, 1)
+	if err != nil || len(few) > 0 {
+		return errors.Is(err, fs.ErrNotExist), fault.Ignore(err, fs.ErrNotExist)
 	}
-	return fault.Change("remove "+folder, func() error { return os.Remove(folder) }) == nil
+	err = fault.Change("remove "+folder, func() error { return fault.Ignore(os.Remove(folder), unix.ENOTEMPTY, fs.ErrNotExist) })
+	return err == nil, err
 }
 
 // closeUnused disables route_localnet if no other attachment has hostPorts. It asks the kernel, because records can be lost. Until then,
