@@ -155,6 +155,7 @@ func connectNode(t *testing.T, pod *sandbox.Pod) {
 func TestAgentKilled(t *testing.T) {
 	l := agentLab{t, t.TempDir(), nodeAPI(t)}
 	pod := kerneltest.NewPod(t)
+	kerneltest.Must(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)) // the removal leaves it on
 	kerneltest.Clean(t, pod)
 	kerneltest.Must(t, os.Mkdir(l.dir+"/plugins", 0o755))
 	for _, p := range []string{"bridge", "portmap", "loopback"} {

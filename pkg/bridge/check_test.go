@@ -76,7 +76,7 @@ func breakages() map[string]struct {
 		"isolated":             {host(func(l netlink.Link) error { return netlink.LinkSetIsolated(l, true) }), "isolated true", nil},
 		"IPv4 gateway":         {bridge(delAddress("10.60.0.1/24")), "gateway address 10.60.0.1/24 is missing on bt0", nil},
 		"IPv6 gateway":         {bridge(delAddress("fd00:60::1/64")), "gateway address fd00:60::1/64 is missing on bt0", nil},
-		"rules flushed": {func(attached) error { return kerneltest.FlushNFT() }, "the rules of nftables table bridge podlace_guard are missing",
+		"rules flushed": {func(attached) error { return kerneltest.FlushNFT() }, "masquerade of [10.60.0.0/24 fd00:60::/64] is missing",
 			nil},
 		"one family flushed": {func(attached) error { return flushSet("pods6-") }, "masquerade of [fd00:60::/64] is missing",
 			func(attached) error { return kerneltest.FlushNFT() }},

@@ -15,7 +15,7 @@ import (
 // TestForeignBridgeKeepsSettings: ADD and Restore change no setting of a bridge that another program made, such as accept_ra=2, without
 // which a node whose uplink is a port of the bridge loses its default route. Restore does not set it up either.
 func TestForeignBridgeKeepsSettings(t *testing.T) {
-	l := bareLab(t, "name", "lan", "bridge", "btlan0")
+	l := bareLab(t, "name", "lan", "bridge", "btlan0", "ipam", hostLocal("10.35.0.0/24", "fd00:35::/64"))
 	l.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1; ip link add btlan0 address 02:00:00:00:00:77 type bridge; " +
 		"sysctl -qw net.ipv6.conf.btlan0.accept_ra=2 net.ipv6.conf.btlan0.accept_dad=1 net.ipv4.conf.btlan0.forwarding=1; ip link set btlan0 up")
 	t.Cleanup(func() { l.run("ip link del btlan0") })

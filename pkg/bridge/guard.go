@@ -116,20 +116,31 @@ func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error
 	return nil
 }
 
+// checkRecordedGuard compares the guard of the port's ADD with the kernel's. It only warns of the rules of an older version, so that an
+// upgrade ends no running pod, and of missing ones that protect nobody from spoofing.
+func (j *job) checkRecordedGuard(port kernel.Link, had Guard) error {
+	err := cmp.Or(guardDrift(j.host), compareGuards(j.host, had))
+	older, e := guardSchema().IsOlder(&j.host.NFT)
+	switch {
+	case e != nil:
+		return e
+	case plugin.IsDifferent(err) && (older || had.AnySource):
+		j.r.Log.Warn("STATUS, the next ADD and 'podlace reload' bring the rules of the port up to date", "port", had.Link, "error", err)
+		return nil
+	case err == nil && !had.AnySource && !port.Reserved:
+		err = plugin.Differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
+	}
+	if plugin.IsDifferent(err) {
+		err = plugin.WithHint(err, "'podlace reload' and GC bring it back")
+	}
+	return err
+}
+
 // checkGuard compares the recorded guard with the kernel's. Less protection than configured is only logged, because an error could make the
 // runtime replace the pod: a pod keeps the protection of its ADD, and one without a record may be the reference plugin's.
 func (j *job) checkGuard(port kernel.Link, wanted *Guard) error {
 	if had := j.recordedState.Guard; had != nil {
-		err := guardDrift(j.host)
-		if err == nil {
-			err = compareGuards(j.host, *had)
-		}
-		if err == nil && had.checksSources() && !port.Reserved {
-			err = plugin.Differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
-		}
-		if plugin.IsDifferent(err) {
-			return plugin.WithHint(err, "'podlace reload' and GC bring it back")
-		}
+		err := j.checkRecordedGuard(port, *had)
 		if err != nil || !wanted.checksSources() || had.checksSources() && len(had.Addresses) >= len(wanted.Addresses) {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // Guard says which frames a bridge port may send: ARP, neighbour discovery and IP only from Addresses or, if there are none, any frame with
-// the pod's MAC. With Hairpin, the port gets those of its own frames back that are for this MAC (see addHairpinRules).
+// the pod's MAC. With Hairpin, it also says which of its own frames the port gets back (see addHairpinRules).
 type Guard struct {
 	Link      string       `json:"link"` // the host side
 	MAC       string       `json:"mac"`  // of the pod side
@@ -37,14 +37,14 @@ func (g Guard) elements() ([]nft.Element, error) {
 	}
 	link := nft.IfName(g.Link)
 	owner := g.Owner[:min(len(g.Owner), nft.MaxComment-1)]
-	out := []nft.Element{{Set: "macs", Key: nft.Key(link, mac)}}
+	var out []nft.Element
 	if g.Hairpin {
 		out = append(out, nft.Element{Set: "hairpin", Key: nft.Key(link, link), Comment: owner})
 	}
 	if g.AnySource {
 		return out, nil
 	}
-	out = append(out, nft.Element{Set: "mac_ports", Key: link, Comment: owner})
+	out = append(out, nft.Element{Set: "mac_ports", Key: link, Comment: owner}, nft.Element{Set: "macs", Key: nft.Key(link, mac)})
 	if len(g.Addresses) == 0 {
 		return out, nil
 	}

@@ -13,13 +13,23 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// addHairpinRules drops what a port with hairpin mode would get back of its own frames, except those for the pod's MAC, with which the pod
-// reaches its own hostPort. A tenant that reflects broadcast, multicast or unknown unicast frames, which also reach all neighbours, would
-// otherwise make them circle for ever. nftables cannot compare two registers, so the set has the port's name twice.
+// addHairpinRules drops broadcast and multicast frames that a port with hairpin mode would get back. If a tenant reflected them, they would
+// circle for ever, and reach all neighbours each time. A port with spoof protection gets only frames for the pod's MAC back, with which the
+// pod reaches its own hostPort; other pods may have more MACs, for example of macvlans. nftables cannot compare two registers, so the set
+// has the port's name twice.
 func (g guardRules) addHairpinRules() {
 	forward := g.Chain("forward", nftables.ChainHookForward, guardPriority, nftables.ChainTypeFilter)
 	outputLink := &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: regValue}
-	g.Rule(forward, slices.Concat(g.ownedByPort(outputLink, "hairpin"), g.notOwnedByPort(etherDestination(), "macs"), nft.Drop())...)
+	back := g.part(forward, "hairpin", g.ownedByPort(outputLink, "hairpin")...)
+	g.Rule(back, slices.Concat(isGroup(), nft.Drop())...)
+	guarded := []expr.Any{inputLink(), g.lookup("mac_ports", false)}
+	g.Rule(back, slices.Concat(guarded, g.notOwnedByPort(etherDestination(), "macs"), nft.Drop())...)
+}
+
+// isGroup matches broadcast and multicast destinations, by the lowest bit of their first octet.
+func isGroup() []expr.Any {
+	return []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{1}, Xor: []byte{0}}, nft.Equal([]byte{1})}
 }
 
 func etherDestination() expr.Any {
@@ -35,6 +45,7 @@ func (j *job) guardOf(w wiring, l layer3, owner string) *Guard {
 	}
 	var missing *kernel.MissingFeature
 	if err := compareGuards(j.host); errors.As(err, &missing) {
+		j.r.Log.Warn("a tenant can make broadcasts circle through the pod's hairpinMode port", "error", err)
 		return nil
 	}
 	return g

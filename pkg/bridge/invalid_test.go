@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -104,9 +105,11 @@ func (a attached) leavesUnmasqueraded(pod attached, is4 bool) (found []string) {
 
 // TestInvalidRulesComeBack: CHECK reports the missing rules against packets without a connection, and STATUS and GC bring them back.
 func TestInvalidRulesComeBack(t *testing.T) {
+	gone := map[string]string{"nftables": "for c in $(nft list chains inet | grep -o 'invalid-[0-9a-f]*'); do nft delete chain inet podlace_masquerade $c; done",
+		"iptables": "iptables -t mangle -F; iptables -t mangle -X; ip6tables -t mangle -F; ip6tables -t mangle -X"}
 	for backend, flushes := range map[string][]string{
 		"nftables": {"nft flush chain inet podlace_masquerade $(nft list chains inet | grep -o 'invalid-[0-9a-f]*')"},
-		"iptables": {"iptables -t mangle -F", "ip6tables -t mangle -F; ip6tables -t mangle -X"},
+		"iptables": {"iptables -t mangle -F", "ip6tables -t mangle -F"},
 	} {
 		t.Run(backend, func(t *testing.T) {
 			if backend == "iptables" && (!iptables.Installed(true) || !iptables.Installed(false)) {
@@ -117,6 +120,14 @@ func TestInvalidRulesComeBack(t *testing.T) {
 			for _, flush := range flushes {
 				a.mustBeRestoredBy("STATUS", flush)
 				a.mustBeRestoredBy("GC", flush, "cni.dev/valid-attachments", []any{object{"containerID": "a", "ifname": "eth0"}})
+			}
+			l.run(gone[backend]) // as after an upgrade from a version without these rules
+			if o := l.OK(a.check()); !strings.Contains(o.Log, "packets of no connection may leave") {
+				t.Errorf("CHECK does not warn: %s", o.Log)
+			}
+			l.OK(l.Call("STATUS", ""))
+			if o := l.OK(a.check()); strings.Contains(o.Log, "packets of no connection") {
+				t.Errorf("STATUS did not restore the chain: %s", o.Log)
 			}
 		})
 	}

@@ -114,7 +114,12 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 	if err != nil {
 		return withHint(err)
 	}
-	return j.compareLeaving(mangle, chain, addresses, "iptables masquerade, table mangle,", "RETURN", "DROP")
+	err = j.compareLeaving(mangle, chain, addresses, "iptables masquerade, table mangle,", "RETURN", "DROP")
+	if plugin.IsDifferent(err) && !mangle.HasChain(chain) {
+		j.tolerateInvalid(err)
+		return nil
+	}
+	return err
 }
 
 // compareLeaving compares rules with those of leavingLines.

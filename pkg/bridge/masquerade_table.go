@@ -114,6 +114,24 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
+// lacksInvalid reports whether the network has all masquerade rules, and not the chain that drops packets of no connection, as those of an
+// older version.
+func lacksInvalid(host *kernel.Node, network string) bool {
+	m := MasqueradeSets{Network: network}
+	t, err := host.NFT.Open(nft.MasqueradeTable)
+	if err != nil {
+		return false
+	}
+	leaving, _, err := t.Chain(m.chain(m.chainName()))
+	_, has, e := t.Chain(m.chain(m.invalidName()))
+	return err == nil && e == nil && leaving.Uses == 2 && !has
+}
+
+// tolerateInvalid logs in CHECK that packets of no connection may leave with the pod's address, which harms no connection.
+func (j *job) tolerateInvalid(err error) {
+	j.r.Log.Warn("packets of no connection may leave with the pod's address until STATUS, the next ADD or 'podlace reload'", "error", err)
+}
+
 // hasMasqueradeRules reports whether both chains have a rule for each address family. The kernel keeps the count, so ADD can afford it.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
 	t, err := host.NFT.Open(nft.MasqueradeTable)

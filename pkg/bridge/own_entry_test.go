@@ -20,7 +20,7 @@ import (
 // TestFlushedForwardingDatabase: after 'bridge fdb flush' the bridge sends frames for its own MAC to the ports, so no pod reaches its
 // gateway. CHECK reports that, and STATUS, Restore and the ADD of another pod end it.
 func TestFlushedForwardingDatabase(t *testing.T) {
-	l := newLab(t)
+	l := newLab(t, "name", "flushed", "bridge", "btflush0", "ipam", hostLocal("10.33.0.0/24", "fd00:33::/64"))
 	a := l.add("a")
 	host, err := kernel.Host()
 	if err != nil {
@@ -34,7 +34,7 @@ func TestFlushedForwardingDatabase(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a.mustReachGateway()
-			l.run("bridge fdb flush dev bt0")
+			l.run("bridge fdb flush dev btflush0")
 			a.Fails(a.check(), plugin.CodeStateDiffers, "forwarding database")
 			restore()
 			a.OK(a.check())
@@ -45,7 +45,7 @@ func TestFlushedForwardingDatabase(t *testing.T) {
 
 // TestMACOfAPort: a bridge whose MAC is that of a port needs no entry of its own.
 func TestMACOfAPort(t *testing.T) {
-	l := bareLab(t, "name", "macofport", "bridge", "btport0")
+	l := bareLab(t, "name", "macofport", "bridge", "btport0", "ipam", hostLocal("10.34.0.0/24"))
 	l.run("ip link add btport0 type bridge; ip link add btp0 type veth peer btp1; ip link set btp0 master btport0 up; ip link set btp1 up")
 	t.Cleanup(func() { l.run("ip link del btp0; ip link del btport0") })
 	a := l.add("a")

@@ -50,7 +50,7 @@ func (j *job) checkSwitching(w wiring, l layer3) error {
 			return err
 		}
 	}
-	if j.cfg.VLANs.used() {
+	if j.cfg.VLANs.used() || w.bridge.FiltersVLANs && w.bridge.DefaultVLAN == 0 {
 		return nil
 	}
 	index, _, err := j.host.FixedPort(w.bridge, w.pod.MAC)

@@ -23,11 +23,25 @@ func markText(rules int) string { return fmt.Sprintf("version of the %d rules", 
 
 // Intact reports whether the kernel has the rules of this version. It only counts them, which is fast enough for ADD.
 func (s Schema) Intact(c *Conn) (bool, error) {
+	return s.has(c, s.Version)
+}
+
+// IsOlder reports whether the kernel has the rules of an older version, which the next Install replaces.
+func (s Schema) IsOlder(c *Conn) (bool, error) {
+	for version := range s.Version {
+		if ok, err := s.has(c, version); ok || err != nil {
+			return ok, err
+		}
+	}
+	return false, nil
+}
+
+func (s Schema) has(c *Conn, version uint16) (bool, error) {
 	t, err := c.Open(s.Table)
 	if err != nil {
 		return false, err
 	}
-	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(s.Version)})
+	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
 	if err != nil || !ok {
 		return false, err
 	}
