@@ -81,7 +81,7 @@ func TestGuardOfAnotherVersion(t *testing.T) {
 		t.Errorf("CHECK does not warn: %s", o.Log)
 	}
 	l.other().add("b")
-	if o := l.OK(a.check()); strings.Contains(o.Log, "version") {
+	if o := l.OK(a.check()); strings.Contains(o.Log, "of another version") {
 		t.Errorf("ADD has not replaced the rules: %s", o.Log)
 	}
 }
