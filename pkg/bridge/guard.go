@@ -116,15 +116,15 @@ func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error
 	return nil
 }
 
-// checkRecordedGuard compares the guard of the port's ADD with the kernel's. It only warns of the rules of an older version, so that an
-// upgrade ends no running pod, and of missing ones that protect nobody from spoofing.
+// checkRecordedGuard compares the guard of the port's ADD with the kernel's. It only warns of the rules of another version, so that
+// neither an upgrade nor a return ends running pods, and of missing ones that protect nobody from spoofing.
 func (j *job) checkRecordedGuard(port kernel.Link, had Guard) error {
 	err := cmp.Or(guardDrift(j.host), compareGuards(j.host, had))
-	older, e := guardSchema().IsOlder(&j.host.NFT)
+	other, e := guardSchema().OfAnotherVersion(&j.host.NFT)
 	switch {
 	case e != nil:
 		return e
-	case plugin.IsDifferent(err) && (older || had.AnySource):
+	case plugin.IsDifferent(err) && (other || had.AnySource):
 		j.r.Log.Warn("STATUS, the next ADD and 'podlace reload' bring the rules of the port up to date", "port", had.Link, "error", err)
 		return nil
 	case err == nil && !had.AnySource && !port.Reserved:

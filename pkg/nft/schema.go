@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/google/nftables"
@@ -23,30 +24,30 @@ func markText(rules int) string { return fmt.Sprintf("version of the %d rules", 
 
 // Intact reports whether the kernel has the rules of this version. It only counts them, which is fast enough for ADD.
 func (s Schema) Intact(c *Conn) (bool, error) {
-	return s.has(c, s.Version)
-}
-
-// IsOlder reports whether the kernel has the rules of an older version, which the next Install replaces.
-func (s Schema) IsOlder(c *Conn) (bool, error) {
-	for version := range s.Version {
-		if ok, err := s.has(c, version); ok || err != nil {
-			return ok, err
-		}
-	}
-	return false, nil
-}
-
-func (s Schema) has(c *Conn, version uint16) (bool, error) {
 	t, err := c.Open(s.Table)
 	if err != nil {
 		return false, err
 	}
-	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(version)})
+	mark, ok, err := t.Get(Element{Set: schemaSet, Key: BigEndian(s.Version)})
 	if err != nil || !ok {
 		return false, err
 	}
 	n, err := t.countRules()
 	return mark.Comment == markText(n), err
+}
+
+// OfAnotherVersion reports whether the kernel has all rules of another version, which the next Install replaces.
+func (s Schema) OfAnotherVersion(c *Conn) (bool, error) {
+	t, err := c.Open(s.Table)
+	if err != nil {
+		return false, err
+	}
+	marks, err := t.List(schemaSet)
+	if err != nil || len(marks) != 1 || bytes.Equal(marks[0].Key, BigEndian(s.Version)) {
+		return false, err
+	}
+	n, err := t.countRules()
+	return marks[0].Comment == markText(n), err
 }
 
 // Drift compares all chains and rules with the kernel's. It returns the difference as a sentence, or "".
