@@ -43,7 +43,7 @@ func (j *job) checkTolerated(w wiring, l layer3) error {
 	if w.bridge.Made() && w.bridge.STP {
 		errs = append(errs, plugin.Differs("stp_state of %s is 1: a new pod has no network until the forward delay is over", w.bridge.Name))
 	}
-	if w.bridge.Made() && w.bridge.Forgetful {
+	if w.bridge.Made() && w.bridge.NoAgeing {
 		errs = append(errs, plugin.Differs("ageing_time of %s is 0: every pod gets the frames of all others", w.bridge.Name))
 	}
 	if j.lowersMTU(w.bridge) { // ADD lowers the MTU, so it was raised later

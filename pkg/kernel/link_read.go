@@ -57,7 +57,7 @@ type Link struct {
 	FiltersVLANs bool
 	DefaultVLAN  uint16 // VLAN of a new port, or 0
 	STP          bool   // the bridge runs the spanning tree protocol, which sets the state of its ports
-	Forgetful    bool   // its ageing_time is 0: it forgets each MAC at once and sends all frames to all ports
+	NoAgeing     bool   // its ageing_time is 0: it forgets each MAC at once and sends all frames to all ports
 }
 
 // Traits are settings of ip-link(8) that a link keeps when it moves to another namespace.
@@ -232,7 +232,7 @@ func parseLink(message []byte) (Link, error) {
 		settings := attributeAt(body, unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
 		link.Filtered = on(attributeOf(settings, nl.IFLA_BR_NF_CALL_IPTABLES)) && on(attributeOf(settings, nl.IFLA_BR_NF_CALL_IP6TABLES))
 		link.STP = number32(attributeOf(settings, nl.IFLA_BR_STP_STATE)) != 0
-		link.Forgetful = bytes.Equal(attributeOf(settings, nl.IFLA_BR_AGEING_TIME), make([]byte, 4))
+		link.NoAgeing = bytes.Equal(attributeOf(settings, nl.IFLA_BR_AGEING_TIME), make([]byte, 4))
 	}
 	link.conf6 = attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET6, iflaInet6Conf)
 	if conf4 := attributeAt(body, unix.IFLA_AF_SPEC, unix.AF_INET, iflaInetConf); len(conf4) >= 4*confARPIgnore {

@@ -8,10 +8,9 @@ import (
 	"syscall"
 )
 
-// DeferSignals lets the CNI operation finish after a signal, so until then only SIGKILL ends the process, and
-// SIGABRT with a dump of its stacks. A DEL just continues; an ADD,
-// which lasts only milliseconds, is undone at its end. It starts two threads, which costs time, so a plugin with the field DefersSignals
-// calls it itself, and only if it is about to change something.
+// DeferSignals lets the CNI operation finish after a signal: until then only SIGKILL and SIGABRT end the process. A DEL just continues; an
+// ADD, which lasts only milliseconds, is undone at its end. It starts two threads, which costs time, so a plugin with the field
+// DefersSignals calls it itself, and only if it is about to change something.
 func (r *Request) DeferSignals() {
 	r.DeferSignalsSoon()
 	if r.listening != nil {

@@ -53,7 +53,7 @@ func (n *node) conflist() (found []Finding) {
 			What:        fmt.Sprintf("the runtime does not take the network %q", hidden.Name),
 			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, hidden.File),
 			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
-			Command:     fmt.Sprintf("drain the node, and then: mv %s %[1]s.unused; the runtime deletes pods by the first file", first.File)})
+			Command:     fmt.Sprintf("drain the node, and then: mv %s %[1]s.unused; the runtime calls DEL with the file that sorts first", first.File)})
 	}
 	found = slices.Concat(found, n.defaultNetwork(), n.permissions())
 	if len(found) == 0 && len(n.networks) > 1 && !n.takesAll() {

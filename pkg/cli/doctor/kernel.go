@@ -250,8 +250,7 @@ func (n *node) rpFilter() (found []Finding) {
 }
 
 // routerAdvertisements reports uplinks with an advertised default route on which the kernel ignores router advertisements because
-// forwarding is on (accept_ra in
-// Documentation/networking/ip-sysctl.rst).
+// forwarding is on (accept_ra in Documentation/networking/ip-sysctl.rst).
 func (n *node) routerAdvertisements() (found []Finding) {
 	if value, ok := n.number("ipv6/conf/all/forwarding"); !ok || value == 0 {
 		return skipped("IPv6 forwarding is disabled")

@@ -69,7 +69,7 @@ func (n *node) makeInstall(binDir string) string {
 // name of podlace-node's, which replaces it. Beside another network it could assign addresses of that network's pods.
 func (n *node) conflistCommand(install string) string {
 	if len(n.networks) > 0 {
-		return fmt.Sprintf("nothing if pods should get the network %q; docs/MOVING.md says how its pods keep their addresses", n.networks[0].Name)
+		return fmt.Sprintf("leave it if pods should get the network %q; otherwise docs/MOVING.md", n.networks[0].Name)
 	}
 	if _, err := os.Stat(filepath.Join(n.BinDir, "bridge")); err != nil {
 		install = n.makeInstall(n.BinDir) + "; " + install

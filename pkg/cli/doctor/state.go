@@ -82,8 +82,7 @@ func (n *node) adviceForLeases(network string) string {
 	case has(reconcile.Gone):
 		return "podlace gc --yes; then " + more
 	case has(reconcile.Unknown):
-		return "podlace gc while the runtime runs: by its list of pods it judges leases without a namespace, such as the reference plugins' of " +
-			"before a reboot; then " + more
+		return "run podlace gc while the runtime runs, because only the runtime knows whether a pod of the reference plugins is dead; then " + more
 	}
 	return more
 }

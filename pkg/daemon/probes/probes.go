@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probes serves a daemon's HTTP endpoints: /healthz and /readyz for the kubelet, /metrics for Prometheus. It limits the number
-// of connections and the duration of each request, and creates its unix socket again if another program removes it. It
-// also limits what a daemon reads from the API server.
+// Package probes serves a daemon's HTTP endpoints: /healthz and /readyz for the kubelet, /metrics for Prometheus. It limits the number of
+// connections and the duration of each request, and creates its unix socket again if another program removes it. It also limits what a
+// daemon reads from the API server.
 package probes
 
 import (
