@@ -4,6 +4,7 @@ package nodeagent
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/podlace/podlace/integration/kerneltest"
@@ -46,17 +49,32 @@ func TestStart(t *testing.T) {
 }
 
 // TestNodeWithoutPodsForwards: the agent enables forwarding of both families, without which a NodePort does not answer through a node
-// whose first pod has not come yet.
+// whose first pod has not come yet. The default route of a router advertisement stays. With "routes": false the agent sets nothing.
 func TestNodeWithoutPodsForwards(t *testing.T) {
-	host, err := kernel.Host()
-	kerneltest.Must(t, err, host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "0"},
-		kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "0"}))
-	defer host.Close()
-	newLab(t).ready()
-	for _, is4 := range []bool{true, false} {
-		if on, err := host.Forwards(is4); err != nil || !on {
-			t.Errorf("IPv4 %t: forwards %t, %v", is4, on, err)
-		}
+	for extra, want := range map[string]bool{`"routes": true`: true, `"routes": false`: false} {
+		t.Run(extra, func(t *testing.T) {
+			host, err := kernel.Host()
+			kerneltest.Must(t, err, host.Set(kernel.Sysctl{Path: "ipv4/ip_forward", Value: "0"},
+				kernel.Sysctl{Path: "ipv6/conf/all/forwarding", Value: "0"}))
+			defer host.Close()
+			l := newLab(t, extra)
+			up0, err := netlink.LinkByName("up0")
+			kerneltest.Must(t, err, host.Set(kernel.Sysctl{Path: "ipv6/conf/up0/accept_ra", Value: "1"}),
+				netlink.RouteAdd(&netlink.Route{LinkIndex: up0.Attrs().Index, Gw: net.ParseIP("2001:db8::ff"), Protocol: unix.RTPROT_RA}))
+			l.ready()
+			for _, is4 := range []bool{true, false} {
+				if on, err := host.Forwards(is4); err != nil || on != want {
+					t.Errorf("IPv4 %t: forwards %t, %v", is4, on, err)
+				}
+			}
+			if links, err := host.AdvertisedUplinks(); err != nil || !slices.Contains(links, "up0") {
+				t.Errorf("links with an advertised default route: %q, %v", links, err)
+			}
+			acceptRA := map[bool]string{true: "2", false: "1"}[want]
+			if value, err := host.Get("ipv6/conf/up0/accept_ra"); err != nil || value != acceptRA {
+				t.Errorf("accept_ra = %q, %v", value, err)
+			}
+		})
 	}
 }
 

@@ -113,9 +113,16 @@ func (a *agent) enableForwarding(host *kernel.NS, why cause, podCIDRs []netip.Pr
 		}
 		if err != nil {
 			a.routesFailed = true
-			a.advise("forwarding", err, "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1", false)
+			a.advise("forwarding", err, forwardingRemedy(is4), false)
 		}
 	}
+}
+
+func forwardingRemedy(is4 bool) string {
+	if is4 {
+		return "sysctl -w net.ipv4.ip_forward=1"
+	}
+	return "set accept_ra=2 on links with a default route from a router advertisement, then sysctl -w net.ipv6.conf.all.forwarding=1"
 }
 
 // change writes the wanted routes into the kernel, and deletes the agent's other ones if the list of nodes can be trusted. It also reads

@@ -16,6 +16,7 @@ import (
 	"github.com/podlace/podlace/pkg/cli/reconcile"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/nft"
+	"github.com/podlace/podlace/pkg/nodefile"
 )
 
 // feature is a kernel feature that Podlace needs. try uses it in a network namespace of its own.
@@ -153,13 +154,19 @@ func (n *node) number(path string) (value int, ok bool) {
 	return value, err == nil
 }
 
-// forwarding reports a node with live pods that does not forward packets. With isGateway, each ADD enables forwarding.
+// forwarding reports a node with live pods, or with podCIDRs in node.json, that does not forward packets. With isGateway, each ADD enables
+// forwarding; the agent enables it for podCIDRs, but not with "routes": false.
 func (n *node) forwarding() (found []Finding) {
 	records, err := bridge.Gateways()
 	if err != nil || n.attachmentsErr != nil {
 		return unknown("the records", errors.Join(err, n.attachmentsErr))
 	}
-	forwards := map[bool]bool{} // whether a pod has a gateway of IPv4, and of IPv6
+	forwards := map[bool]bool{} // whether a pod has, or may get, a gateway of IPv4, and of IPv6
+	if path, file, err := nodefile.Read(); err == nil && path == nodefile.Path {
+		for _, cidr := range file.PodCIDRs {
+			forwards[cidr.Addr().Is4()] = true
+		}
+	}
 	for _, rec := range records {
 		if pod := n.attachment(rec.Key); pod != nil && pod.State == reconcile.Alive {
 			for _, gw := range rec.Gateways {
@@ -168,7 +175,7 @@ func (n *node) forwarding() (found []Finding) {
 		}
 	}
 	if len(forwards) == 0 {
-		return skipped("no pod with a gateway lives here; bridge enables forwarding with the first one")
+		return skipped("no pod with a gateway lives here, and node.json has no podCIDRs; bridge enables forwarding with the first one")
 	}
 	settings := []struct{ path, key string }{
 		{"ipv4/ip_forward", "net.ipv4.ip_forward"}, {forwarding6, "net.ipv6.conf.all.forwarding"}}

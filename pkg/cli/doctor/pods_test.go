@@ -130,6 +130,17 @@ func TestChangedSubnets(t *testing.T) {
 	}
 }
 
+// TestForwardingWithoutPods: connections to Services come in through a node without pods, so the families of its podCIDRs count.
+func TestForwardingWithoutPods(t *testing.T) {
+	l := newLab(t)
+	l.machine("/run/podlace/node.json", `{"podCIDRs": ["10.244.1.0/24"]}`)
+	l.sysctl("ipv4/ip_forward", "0")
+	l.sysctl("ipv6/conf/all/forwarding", "0")
+	if found := l.problems("forwarding"); len(found) != 1 || !strings.Contains(found[0], "net.ipv4.ip_forward = 0") {
+		t.Errorf("%q", found)
+	}
+}
+
 // TestForwarding: forwarding that is off for a bridge, an uplink or the whole node is reported.
 func TestForwarding(t *testing.T) {
 	l := newLab(t)
