@@ -203,22 +203,14 @@ func shadowing(dir, network string) (names, multus []string, err error) {
 			continue
 		}
 		text, _ := os.ReadFile(filepath.Join(dir, name)) // an unreadable file is of no known program
-		switch defaults, ok := reconcile.MultusNetwork(text); {
-		case !ok:
+		switch isMultus, isOurs := reconcile.MultusNetwork(text, network, conflistName); {
+		case !isMultus:
 			names = append(names, name)
-		case !namesUs(defaults, network):
+		case !isOurs:
 			multus = append(multus, name)
 		}
 	}
 	return names, multus, fault.Ignore(err, fs.ErrNotExist)
-}
-
-// namesUs reports whether Multus' default network is the agent's. Without any name, Multus' daemon has it.
-func namesUs(defaults []string, network string) bool {
-	return len(defaults) == 0 || slices.ContainsFunc(defaults, func(name string) bool {
-		file := strings.TrimSuffix(name, filepath.Ext(name)) + filepath.Ext(conflistName) // Multus finds it without its ending, too
-		return name == network || file == conflistName || strings.HasPrefix(name, plugin.ClusterPrefix)
-	})
 }
 
 // networkName returns the name in a conflist, or "".
@@ -296,7 +288,7 @@ func nextConfig(dir string) (name string, err error) {
 		if err != nil {
 			continue // as a runtime does
 		}
-		if defaults, ok := reconcile.MultusNetwork(text); ok && own != nil && namesUs(defaults, networkName(own)) {
+		if isMultus, isOurs := reconcile.MultusNetwork(text, networkName(own), conflistName); isMultus && isOurs && own != nil {
 			continue
 		}
 		types, err := pluginTypes(text)

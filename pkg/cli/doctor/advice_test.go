@@ -28,7 +28,7 @@ func TestAdviceLeavesOthers(t *testing.T) {
 		}, "| make install CNI_BIN_DIR=BINDIR; install -m 600 conf/10-podlace.conflist CONFDIR/10-podlace.conflist"},
 		"another network": {"conflist", func(l lab) {
 			l.write("net.d/10-podlace.conflist", l.foreign("flannel"))
-		}, "docs/MOVING.md says how its pods keep their addresses"},
+		}, "otherwise docs/MOVING.md"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)

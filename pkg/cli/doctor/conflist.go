@@ -47,13 +47,18 @@ func (n *node) conflist() (found []Finding) {
 		found = append(found, n.unlessAgent(Finding{Level: Error, Code: "no-network", What: noNetwork, Evidence: n.listNetworks(),
 			Consequence: "pods get another network, or none",
 			Command:     n.conflistCommand("install -m 600 ")}))
-	case n.hidden() > 0 && !n.takesAll():
+	case n.hidden() > 0 && !n.namesDefault() && !n.multusTakesOurs():
 		first, hidden := n.networks[0], n.networks[n.hidden()]
-		found = append(found, Finding{Level: map[bool]Level{true: Warning, false: Error}[isOurs(first)], Code: "other-network",
+		f := Finding{Level: map[bool]Level{true: Warning, false: Error}[isOurs(first)], Code: "other-network",
 			What:        fmt.Sprintf("the runtime does not take the network %q", hidden.Name),
 			Evidence:    fmt.Sprintf("%s sorts before %s", first.File, hidden.File),
 			Consequence: fmt.Sprintf("new pods get the network %q", first.Name),
-			Command:     fmt.Sprintf("drain the node, and then: mv %s %[1]s.unused; the runtime calls DEL with the file that sorts first", first.File)})
+			Command:     fmt.Sprintf("drain the node, and then: mv %s %[1]s.unused; the runtime calls DEL with the file that sorts first", first.File)}
+		if n.hasMultus() {
+			f.Consequence = "Multus hands new pods to another network"
+			f.Command = fmt.Sprintf(`write "clusterNetwork": %q instead of "delegates" into %s`, hidden.Name, first.File)
+		}
+		found = append(found, f)
 	}
 	found = slices.Concat(found, n.defaultNetwork(), n.permissions())
 	if len(found) == 0 && len(n.networks) > 1 && !n.takesAll() {
@@ -96,12 +101,29 @@ func (n *node) listNetworks() string {
 // takesAll reports whether a runtime on this node loads the configurations of several networks, as CRI-O does with cni_default_network.
 // Others load only the first file, which may be of Multus.
 func (n *node) takesAll() bool {
-	return n.hasMultus() || slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
+	return n.hasMultus() || n.namesDefault()
 }
 
-// hasMultus reports whether the first configuration is of Multus, which hands pods on to any other.
+// namesDefault reports whether a runtime's configuration names the network of pods.
+func (n *node) namesDefault() bool {
+	return slices.ContainsFunc(n.runtimes, func(r runtimeConfig) bool { return r.Network != "" })
+}
+
+// hasMultus reports whether the first configuration is of Multus, which can attach pods to any other network.
 func (n *node) hasMultus() bool {
-	return len(n.networks) > 0 && slices.Contains([]string{"multus", "multus-shim"}, n.networks[0].Main())
+	if len(n.networks) == 0 {
+		return false
+	}
+	isMultus, _ := reconcile.MultusNetwork(n.networks[0].Text, "", "")
+	return isMultus
+}
+
+// multusTakesOurs reports whether the first configuration is of Multus and hands pods to a network of Podlace by default.
+func (n *node) multusTakesOurs() bool {
+	return slices.ContainsFunc(n.networks[1:], func(net reconcile.Network) bool {
+		isMultus, takes := reconcile.MultusNetwork(n.networks[0].Text, net.Name, filepath.Base(net.File))
+		return isMultus && takes && isOurs(net)
+	})
 }
 
 // defaultNetwork reports a cni_default_network in CRI-O's configuration that is no Podlace network.

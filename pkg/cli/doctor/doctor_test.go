@@ -157,6 +157,10 @@ type breakage struct {
 func conflistCases() map[string]breakage {
 	return map[string]breakage{
 		"no configuration": {"conflist", func(l *lab) { os.RemoveAll(l.ConfDir) }, "error there is no folder "},
+		"Multus for another one first": {"conflist", func(l *lab) {
+			l.write("net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus", "delegates": [`+
+				`{"cniVersion": "0.3.1", "name": "podlace-old", "type": "flannel"}]}`)
+		}, `10-podlace.conflist | write "clusterNetwork": "pods" instead of "delegates" into `},
 		"another one first": {"conflist", func(l *lab) {
 			l.write("net.d/00-other.conflist", strings.Replace(strings.Replace(ours, `"pods"`,
 				`"other"`, 1), `"bridge", "bridge"`, `"flannel", "bridge"`, 1))
@@ -244,7 +248,7 @@ func stateCases() map[string]breakage {
 			for _, a := range []string{"2", "3", "4", "5", "6"} {
 				l.lease("10.91.0." + a)
 			}
-		}, "error network \"pods\" has no addresses left | 5 of 5 addresses are leased of 10.91.0.1-10.91.0.6 | podlace gc while the runtime runs: by"},
+		}, "error network \"pods\" has no addresses left | 5 of 5 addresses are leased of 10.91.0.1-10.91.0.6 | run podlace gc while the runtime runs, because"},
 		"bad range": {"addresses", func(l *lab) {
 			l.write("net.d/10-podlace.conflist", strings.Replace(ours, "10.91.0.0/29", "10.91.0.0/33", 1))
 		}, "error network \"pods\" has no usable addresses"},

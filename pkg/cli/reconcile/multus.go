@@ -6,6 +6,9 @@ import (
 	"encoding/json"
 	"path/filepath"
 	"slices"
+	"strings"
+
+	"github.com/podlace/podlace/pkg/plugin"
 )
 
 // multusConfig holds the keys of Multus that name the default network of pods.
@@ -18,22 +21,23 @@ type multusConfig struct {
 	}
 }
 
-// MultusNetwork returns the names, main plugins and file names by which a configuration of Multus, as a plugin or as the first of a list,
-// names the default network of pods. ok is false for other plugins. The thick plugin's file may leave the network to its daemon.
-func MultusNetwork(config []byte) (names []string, ok bool) {
-	var file struct {
+// MultusNetwork reports whether a configuration is of Multus, as a plugin or as the first of a list, and whether the default network of its
+// pods is Podlace's network in the named file, or any with a plugin whose type has Podlace's prefix. Without any name, Multus' daemon has it.
+func MultusNetwork(config []byte, network, file string) (isMultus, isOurs bool) {
+	var list struct {
 		multusConfig
 		Plugins []multusConfig
 	}
-	if json.Unmarshal(config, &file) != nil {
-		return nil, false
+	if json.Unmarshal(config, &list) != nil {
+		return false, false
 	}
-	m := append(file.Plugins, file.multusConfig)[0]
-	if m.ClusterNetwork != "" {
-		names = append(names, filepath.Base(m.ClusterNetwork))
-	}
+	m := append(list.Plugins, list.multusConfig)[0]
+	stem := func(path string) string { return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)) }
+	isOurs = m.ClusterNetwork == "" && len(m.Delegates) == 0 || filepath.Base(m.ClusterNetwork) == network ||
+		stem(m.ClusterNetwork) == stem(file) // Multus finds a file without its ending, too
 	for _, d := range m.Delegates {
-		names = append(names, d.Name, append(d.Plugins, struct{ Type string }{d.Type})[0].Type)
+		main := append(d.Plugins, struct{ Type string }{d.Type})[0].Type
+		isOurs = isOurs || d.Name == network || strings.HasPrefix(main, plugin.ClusterPrefix)
 	}
-	return names, slices.Contains([]string{"multus", "multus-shim"}, m.Type)
+	return slices.Contains([]string{"multus", "multus-shim"}, m.Type), isOurs
 }
