@@ -24,12 +24,13 @@ type DroppingChain struct {
 // String returns family, table and name of the chain, as in nft(8).
 func (d DroppingChain) String() string { return fmt.Sprintf("%s %s %s", d.Family, d.Table, d.Chain) }
 
-// Mentions reports whether a rule of the chain compares an interface name with that of the link or a prefix of it.
-func (d DroppingChain) Mentions(link string) bool {
+// MayAccept reports whether a rule of the chain compares an interface name with that of the link or a prefix of it, and does not drop the
+// packets that match.
+func (d DroppingChain) MayAccept(link string) bool {
 	return slices.ContainsFunc(d.rules, func(r *nftables.Rule) bool {
 		return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
 			cmp, ok := e.(*expr.Cmp)
-			if !ok {
+			if !ok || cmp.Op == expr.CmpOpEq && slices.ContainsFunc(r.Exprs, drops) {
 				return false
 			}
 			name := bytes.TrimRight(cmp.Data, "\x00")
@@ -100,21 +101,27 @@ func dropsRest(rules []*nftables.Rule) bool {
 	if len(rules) == 0 {
 		return false
 	}
-	drops := false
-	for _, e := range rules[len(rules)-1].Exprs {
-		switch e := e.(type) {
+	last := slices.DeleteFunc(slices.Clone(rules[len(rules)-1].Exprs), func(e expr.Any) bool {
+		switch e.(type) {
 		case *expr.Counter, *expr.Log:
-		case *expr.Reject:
-			drops = true
-		case *expr.Verdict:
-			drops = e.Kind == expr.VerdictDrop
-		case *expr.Target: // of iptables
-			drops = e.Name == "REJECT"
-		default:
-			return false
+			return true
 		}
+		return false
+	})
+	return len(last) == 1 && drops(last[0])
+}
+
+// drops reports whether an expression drops or rejects packets.
+func drops(e expr.Any) bool {
+	switch e := e.(type) {
+	case *expr.Reject:
+		return true
+	case *expr.Verdict:
+		return e.Kind == expr.VerdictDrop
+	case *expr.Target: // of iptables
+		return e.Name == "REJECT"
 	}
-	return drops
+	return false
 }
 
 func isOwn(table *nftables.Table) bool {

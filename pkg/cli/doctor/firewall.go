@@ -15,7 +15,7 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// forwardPolicy reports firewalls that drop forwarded packets by default and have no rule for Podlace's bridge. A rule in Podlace's own
+// forwardPolicy reports firewalls that drop forwarded packets by default and have no rule that may accept those of Podlace's bridge. A rule in Podlace's own
 // table would not help, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
@@ -30,7 +30,7 @@ func (n *node) forwardPolicy() (found []Finding) {
 	for _, chain := range chains {
 		for _, bridge := range n.routedBridges() {
 			switch {
-			case chain.Mentions(bridge):
+			case chain.MayAccept(bridge):
 			case n.running["firewalld"] && (chain.Table == "firewalld" || backend == "iptables" && isFORWARD(chain)):
 				// n.firewalld reports it; another rule would be lost, or refused
 			case ufw && isFORWARD(chain): // at each start, ufw removes rules that were added with iptables(8)
@@ -55,7 +55,7 @@ func isFORWARD(chain nft.DroppingChain) bool {
 
 func dropsForwarded(evidence, bridge, command string) Finding {
 	return Finding{Level: Error, What: "a firewall drops the packets of pods on " + bridge,
-		Evidence:    evidence + ", and none of its rules names " + bridge,
+		Evidence:    evidence + ", and none of its rules accepts packets of " + bridge,
 		Consequence: "pods reach nothing beyond their node, and hostPorts do not answer from outside",
 		Command:     strings.ReplaceAll(command, "BRIDGE", bridge)}
 }
@@ -101,12 +101,13 @@ func (n *node) legacyForward() (found []Finding) {
 	return found
 }
 
-// namesLink reports whether an iptables rule for forwarded packets, so not in INPUT or OUTPUT, matches a link. A plus sign ends a wildcard
-// (iptables(8), -i).
+// namesLink reports whether an iptables rule for forwarded packets, so not in INPUT or OUTPUT, matches a link and does not drop its packets.
+// A plus sign ends a wildcard (iptables(8), -i).
 func namesLink(rules, link string) bool {
 	for rule := range strings.Lines(rules) {
 		words := strings.Fields(rule)
-		if len(words) < 4 || words[1] == "INPUT" || words[1] == "OUTPUT" {
+		drops := strings.Contains(rule, " -j DROP") || strings.Contains(rule, " -j REJECT")
+		if len(words) < 4 || words[1] == "INPUT" || words[1] == "OUTPUT" || drops {
 			continue
 		}
 		for i, word := range words[:len(words)-1] {

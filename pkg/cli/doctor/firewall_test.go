@@ -12,7 +12,19 @@ func firewallCases() map[string]breakage {
 	const drop = "table inet foreign { chain forward { type filter hook forward priority 0; policy drop; }; }"
 	return map[string]breakage{
 		"policy drop": {"forward-policy", func(l *lab) { l.nft(drop) },
-			"chain inet foreign forward of nf_tables has the policy drop, and none of its rules names cnidoc | nft insert rule inet foreign forward iifname cnidoc accept"},
+			"chain inet foreign forward of nf_tables has the policy drop, and none of its rules accepts packets of cnidoc | nft insert rule inet foreign forward iifname cnidoc accept"},
+		"policy drop and drop rules": {"forward-policy", func(l *lab) {
+			l.nft("table inet foreign { chain forward { type filter hook forward priority 0; policy drop; iifname cnidoc drop; oifname cnidoc reject; }; }")
+		}, "chain inet foreign forward of nf_tables has the policy drop"},
+		"policy drop and a drop rule of iptables-legacy": {"forward-policy", func(l *lab) {
+			l.legacy("-P", "FORWARD", "DROP")
+			l.legacy("-A", "FORWARD", "-i", "cnidoc", "-j", "DROP")
+		}, "chain FORWARD of iptables-legacy has the policy drop"},
+		"policy drop, without a conflist": {"forward-policy", func(l *lab) {
+			l.pod("web", ours)
+			l.nft(drop)
+			l.command("rm", l.ConfDir+"/10-podlace.conflist")
+		}, "a firewall drops the packets of pods on cnidoc"},
 		"iptables' policy drop": {"forward-policy", func(l *lab) {
 			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
 		}, "iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
@@ -24,7 +36,7 @@ func firewallCases() map[string]breakage {
 			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
 		}, "| iptables -I FORWARD -i cnidoc -j ACCEPT; iptables -I FORWARD -o cnidoc -j ACCEPT"},
 		"policy drop of iptables-legacy": {"forward-policy", func(l *lab) { l.legacy("-P", "FORWARD", "DROP") },
-			"chain FORWARD of iptables-legacy has the policy drop, and none of its rules names cnidoc | iptables-legacy -I FORWARD -i cnidoc -j ACCEPT; " +
+			"chain FORWARD of iptables-legacy has the policy drop, and none of its rules accepts packets of cnidoc | iptables-legacy -I FORWARD -i cnidoc -j ACCEPT; " +
 				"iptables-legacy -I FORWARD -o cnidoc -j ACCEPT"},
 		"Docker with iptables-legacy": {"forward-policy", func(l *lab) {
 			l.run("dockerd")
@@ -38,13 +50,13 @@ func firewallCases() map[string]breakage {
 			l.write("etc/ufw/ufw.conf", "ENABLED=yes\n")
 			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }; " +
 				"table ip6 filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
-		}, "none of its rules names cnidoc | ufw route allow in on cnidoc; ufw route allow out on cnidoc"},
+		}, "none of its rules accepts packets of cnidoc | ufw route allow in on cnidoc; ufw route allow out on cnidoc"},
 		"ufw, rule not loaded": {"forward-policy", func(l *lab) {
 			l.write("etc/ufw/ufw.conf", "ENABLED=yes\n")
 			l.write("etc/ufw/user.rules", "-A ufw-user-forward -i cnidoc -j ACCEPT\n")
 			l.run("dockerd")
 			l.nft("table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }")
-		}, "none of its rules names cnidoc | ufw reload"},
+		}, "none of its rules accepts packets of cnidoc | ufw reload"},
 		"flush ruleset": {"firewall-reload", func(l *lab) {
 			l.write("etc/nftables.conf", "#!/usr/sbin/nft -f\nflush ruleset\n")
 			l.write("etc/systemd/system/sysinit.target.wants/nftables.service", "")

@@ -129,20 +129,35 @@ func (n *node) bridges() (names []string) {
 	return slices.Compact(names)
 }
 
-// routedBridges returns the bridges whose packets the node forwards. A bridge of layer 2 may hold the node's uplink, so it must not enter a
-// zone without a filter, and its manager keeps it.
+// routedBridges returns the bridges whose packets the node forwards, of configurations and of live pods. A bridge of layer 2 may hold the
+// node's uplink, so it must not enter a zone without a filter, and its manager keeps it.
 func (n *node) routedBridges() (names []string) {
 	uplinks, _ := n.host.Uplinks()
 	for _, net := range n.ownNetworks() {
 		config := net.Plugin("bridge")
 		var keys struct{ IsGateway, IsDefaultGateway bool }
 		name := bridge.NameIn(config)
-		if json.Unmarshal(config, &keys) == nil && (keys.IsGateway || keys.IsDefaultGateway) && !slices.Contains(uplinks, name) {
+		if json.Unmarshal(config, &keys) == nil && (keys.IsGateway || keys.IsDefaultGateway) {
 			names = append(names, name)
 		}
 	}
+	live, _ := n.liveGateways() // the check "forwarding" reports the error
+	for _, rec := range live {
+		names = append(names, rec.Bridge)
+	}
 	slices.Sort(names)
-	return slices.Compact(names)
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return slices.Contains(uplinks, name) })
+}
+
+// liveGateways returns the records of live pods with a gateway address on their bridge.
+func (n *node) liveGateways() (live []bridge.RecordedGateways, err error) {
+	records, err := bridge.Gateways()
+	for _, rec := range records {
+		if pod := n.attachment(rec.Key); pod != nil && pod.State == reconcile.Alive && len(rec.Gateways) > 0 {
+			live = append(live, rec)
+		}
+	}
+	return live, errors.Join(err, n.attachmentsErr)
 }
 
 // number reads a setting below /proc/sys/net. ok is false if the kernel lacks it.
@@ -157,9 +172,9 @@ func (n *node) number(path string) (value int, ok bool) {
 // forwarding reports a node with live pods, or with podCIDRs in node.json, that does not forward packets. With isGateway, each ADD enables
 // forwarding; the agent enables it for podCIDRs, but not with "routes": false.
 func (n *node) forwarding() (found []Finding) {
-	records, err := bridge.Gateways()
-	if err != nil || n.attachmentsErr != nil {
-		return unknown("the records", errors.Join(err, n.attachmentsErr))
+	live, err := n.liveGateways()
+	if err != nil {
+		return unknown("the records", err)
 	}
 	forwards := map[bool]bool{} // whether a pod has, or may get, a gateway of IPv4, and of IPv6
 	if path, file, err := nodefile.Read(); err == nil && path == nodefile.Path {
@@ -167,11 +182,9 @@ func (n *node) forwarding() (found []Finding) {
 			forwards[cidr.Addr().Is4()] = true
 		}
 	}
-	for _, rec := range records {
-		if pod := n.attachment(rec.Key); pod != nil && pod.State == reconcile.Alive {
-			for _, gw := range rec.Gateways {
-				forwards[gw.Addr().Is4()] = true
-			}
+	for _, rec := range live {
+		for _, gw := range rec.Gateways {
+			forwards[gw.Addr().Is4()] = true
 		}
 	}
 	if len(forwards) == 0 {
