@@ -34,8 +34,8 @@ links, addresses, routes, rules, qdiscs and the log lines of the last hour that 
 Podlace.
 
 The command first lists the contents and asks before it writes. It leaves out values
-whose key looks like a secret (token, password, key, certificate), and every file
-that is no network configuration. The archive contains names of pods and addresses.`
+that look like a secret or whose key does (token, password, key, certificate), and every
+file that is no network configuration. The archive contains names of pods and addresses.`
 
 const supportExample = `  podlace support-bundle
   podlace support-bundle --yes --file /tmp/node7.tar.gz`
@@ -189,24 +189,31 @@ func outputOf(command ...string) ([]byte, error) {
 	return []byte(hideSecrets(out.String())), err
 }
 
-// hideSecrets replaces what looks like a secret in a text: values after a word such as token, passwords in URLs, private keys in PEM, and
-// JSON web tokens.
+// hideSecrets replaces what looks like a secret in a text: values after a word such as token, passwords in URLs, private keys in PEM, JSON
+// web tokens, and the tokens of GitHub, GitLab and AWS.
 func hideSecrets(text string) string {
 	text = secretValue.ReplaceAllString(text, "left out")
 	return secretText.ReplaceAllString(secretURL.ReplaceAllString(text, "${1}left out@"), "${1}left out")
 }
 
 var (
-	secretValue = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)|eyJ[\w-]+\.[\w-]+\.[\w-]+`)
-	secretURL   = regexp.MustCompile(`(://[^\s/:@]*:)[^\s/@]+@`)
+	secretValue = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)|eyJ[\w-]+\.[\w-]+\.[\w-]+|` +
+		`\bgh[a-z]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{20,}|\bA[KS]IA[0-9A-Z]{16}\b`)
+	secretURL = regexp.MustCompile(`(://[^\s/:@]*:)[^\s/@]+@`)
+)
+
+// secretWords are parts of keys whose values are secrets, and secretEnds the ends of such keys, in any case or in camel case.
+const (
+	secretWords = `(?i:token|passw|passphrase|pwd|psk|secret|credential|private|authorization)`
+	secretEnds  = `(?:(?i:(?:api|access|client)(?:key|cert)|[_-](?:key|cert|ca))|[a-z](?:Key|Cert|CA|Ca))(?i:data)?`
 )
 
 // secretText matches values that look like secrets in the output of programs, such as net.ipv6.conf.eth0.stable_secret (RFC 7217).
-var secretText = regexp.MustCompile(
-	`(?i)([a-z0-9_./-]*(?:token|passw|secret|credential|private|authorization)[a-z0-9_-]*["']?[ \t]*[=:][ \t]*["']?(?:bearer[ \t]+)?)[^\s"']+`)
+var secretText = regexp.MustCompile(`((?:` + secretWords + `[\w-]*|` + secretEnds +
+	`)["']?[ \t]*[=:][ \t]*["']?(?i:(?:bearer|basic|token)[ \t]+)?)[^\s"']+`)
 
 // secretKey matches the JSON keys whose values must not be archived.
-var secretKey = regexp.MustCompile(`(?i)(token|passw|secret|credential|private|certificate|kubeconfig|(^|[^a-z])(key|cert|ca)(data)?$)`)
+var secretKey = regexp.MustCompile(secretWords + `|(?i:certificate|kubeconfig|(?:^|[^a-z])(?:key|cert|ca)(?:data)?$)|` + secretEnds + `$`)
 
 // redact replaces the secrets in a JSON text, or the whole text if it is none.
 func redact(data []byte) []byte {

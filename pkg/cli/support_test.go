@@ -44,3 +44,33 @@ func TestOutputRedacted(t *testing.T) {
 		}
 	}
 }
+
+// TestSecretForms: secrets are known by the usual forms of their keys and by their own form, in JSON and in the output of programs.
+func TestSecretForms(t *testing.T) {
+	aws, github := "AKIA"+strings.Repeat("Q", 16), "ghp_"+strings.Repeat("q", 36)
+	for _, key := range []string{"apiKey", "APIKEY", "api_key", "accessKey", "accesskey", "clientCert", "clientCertData", "tlsCA", "psk", "wpa-psk", "passphrase",
+		"keyPassphrase", "Authorization", "pwd", "tls.key", "ca"} {
+		if got := string(redact([]byte(`{"a": {"` + key + `": "s3"}}`))); strings.Contains(got, "s3") {
+			t.Errorf("%s: %s", key, got)
+		}
+	}
+	for _, line := range []string{"apiKey=s3", "api_key: s3", `"accessKey": "s3"`, "--client-key=s3", "psk=s3", "passphrase: s3", "Authorization: Basic s3",
+		"authorization: token s3"} {
+		if got := hideSecrets("a " + line + " b"); strings.Contains(got, "s3") || !strings.HasSuffix(got, " b") {
+			t.Errorf("%s: %s", line, got)
+		}
+	}
+	for _, value := range []string{aws, github, "github_pat_" + strings.Repeat("q", 30), "glpat-" + strings.Repeat("q", 20)} {
+		if got := string(redact([]byte(`{"a": "x ` + value + ` y"}`))); strings.Contains(got, value) || !strings.Contains(got, "x left out y") {
+			t.Errorf("%s: %s", value, got)
+		}
+	}
+	if got := hideSecrets("unknown key: ranges, pwd"); got != "unknown key: ranges, pwd" {
+		t.Error(got)
+	}
+	for _, harmless := range []string{`"monkey"`, `"replica"`, `"keys"`, `"concert"`} {
+		if got := string(redact([]byte(`{` + harmless + `: "v4"}`))); !strings.Contains(got, "v4") {
+			t.Errorf("%s: %s", harmless, got)
+		}
+	}
+}
