@@ -128,9 +128,12 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) (list []traffic
 			printLine(stderr, fmt.Sprintf("%s is not shown: %v", podName(a), err))
 		}
 	}
-	dropsBefore, err := limitDrops(stderr)
+	dropsBefore, bypasses, err := limitDrops()
 	if err != nil {
 		return nil, nil, err
+	}
+	for _, line := range bypasses {
+		printLine(stderr, line)
 	}
 	began := time.Now()
 	select {
@@ -139,7 +142,7 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) (list []traffic
 	case <-time.After(f.interval):
 	}
 	took := time.Since(began)
-	dropsAfter, err := limitDrops(io.Discard)
+	dropsAfter, _, err := limitDrops()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -154,19 +157,19 @@ func (f topFlags) measure(ctx context.Context, stderr io.Writer) (list []traffic
 }
 
 // limitDrops returns the packets that each attachment's limits have dropped. The interface's counters lack them, because its queue drops
-// them. It names egress limits that another program's filter may switch off.
-func limitDrops(stderr io.Writer) (map[attachment.Key]bandwidth.Both[uint32], error) {
+// them. bypasses has a line for each egress limit that another program's filter may switch off.
+func limitDrops() (drops map[attachment.Key]bandwidth.Both[uint32], bypasses []string, err error) {
 	records, err := attachment.AllOf("bandwidth")
 	if err != nil || len(records) == 0 {
-		return nil, err
+		return nil, nil, err
 	}
 	host, err := kernel.Host()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer host.Close()
 	list, err := bandwidth.Read(host, records)
-	drops := map[attachment.Key]bandwidth.Both[uint32]{}
+	drops = map[attachment.Key]bandwidth.Both[uint32]{}
 	droppedBy := func(d *bandwidth.Direction) uint32 {
 		if d == nil || d.Applied == nil {
 			return 0
@@ -175,11 +178,11 @@ func limitDrops(stderr io.Writer) (map[attachment.Key]bandwidth.Both[uint32], er
 	}
 	for _, l := range list {
 		if l.Egress != nil && l.Egress.Bypass != "" {
-			printLine(stderr, fmt.Sprintf("egress of container %s, %s: %s", l.ContainerID, l.IfName, l.Egress.Bypass))
+			bypasses = append(bypasses, fmt.Sprintf("egress of container %s, %s: %s", l.ContainerID, l.IfName, l.Egress.Bypass))
 		}
 		drops[l.Key] = bandwidth.Both[uint32]{Ingress: droppedBy(l.Ingress), Egress: droppedBy(l.Egress)}
 	}
-	return drops, err
+	return drops, bypasses, err
 }
 
 // addDrops adds the packets that the bandwidth limits dropped in the interval.

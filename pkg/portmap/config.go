@@ -164,7 +164,7 @@ func parseConditions(c *Config, raw rawConfig) error {
 			}
 			return plugin.WithHint(
 				plugin.WithKey(f.key, plugin.Errorf(plugin.CodeUnsupported, "%s %+.80q: this version of portmap does not support conditions of nftables", f.key, *f.list)),
-				"use the iptables backend with %s", iptablesForm(*f.list))
+				`use the iptables backend with conditions such as ["-d", "192.0.2.0/24"]`)
 		}
 		for _, word := range *f.list {
 			if !isMatch(word) {
@@ -174,29 +174,6 @@ func parseConditions(c *Config, raw rawConfig) error {
 		*f.to = *f.list
 	}
 	return nil
-}
-
-// iptablesForm returns the iptables form of conditions of nftables, or an example if one has another form than address, link or mark.
-func iptablesForm(conditions []string) string {
-	options := map[string][]string{"ip daddr": {"-d"}, "ip saddr": {"-s"}, "ip6 daddr": {"-d"}, "ip6 saddr": {"-s"}, "meta iifname": {"-i"},
-		"meta oifname": {"-o"}, "meta mark": {"-m", "mark", "--mark"}}
-	text := strings.NewReplacer("meta ", "", "iifname", "meta iifname", "oifname", "meta oifname", "mark ", "meta mark ", "== ", "", `"`, "").
-		Replace(strings.Join(conditions, " "))
-	words, form := strings.Fields(text), []string{}
-	for len(words) > 2 {
-		option := slices.Clone(options[words[0]+" "+words[1]])
-		if words = words[2:]; words[0] == "!=" && option != nil {
-			option, words = slices.Insert(option, len(option)-1, "!"), words[1:]
-		}
-		if option == nil || len(words) == 0 || !isMatch(words[0]) || words[0] == "{" {
-			break
-		}
-		form, words = append(append(form, option...), words[0]), words[1:]
-	}
-	if len(form) == 0 || len(words) > 0 {
-		return `conditions such as ["-d", "192.0.2.0/24"]`
-	}
-	return `the same conditions: ["` + strings.Join(form, `", "`) + `"]`
 }
 
 // isMatch rejects words that are not part of an iptables match, because they could change the rule or run a program (--modprobe), and words

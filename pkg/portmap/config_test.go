@@ -115,23 +115,11 @@ func TestParseRefused(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %q", keys, c, err, says)
 		}
 	}
-	if _, err := parsed(`"conditionsV4":["ip","daddr","192.0.2.1"]`); plugin.Code(err) != plugin.CodeUnsupported ||
-		!strings.Contains(err.Error(), "conditionsV4") {
-		t.Errorf("got %v", err)
-	}
-	for conditions, want := range map[string]string{
-		`"ip","daddr","192.0.2.1"`: `the same conditions: ["-d", "192.0.2.1"]`, `"ip daddr != 192.0.2.0/24"`: `["!", "-d", "192.0.2.0/24"]`,
-		`"iifname","eth0","ip","saddr","192.0.2.1"`:     `["-i", "eth0", "-s", "192.0.2.1"]`,
-		`"meta iifname != \"eth0\""`:                    `["!", "-i", "eth0"]`,
-		`"meta","mark","0x1"`:                           `["-m", "mark", "--mark", "0x1"]`,
-		`"mark","!=","0x1"`:                             `["-m", "mark", "!", "--mark", "0x1"]`,
-		`"ip","daddr","{","192.0.2.1,","192.0.2.2","}"`: `conditions such as ["-d", "192.0.2.0/24"]`,
-		`"tcp","dport","80"`:                            `conditions such as`, `"ip","daddr"`: `conditions such as`, `"ip"`: `conditions such as`, `"ip daddr !="`: `conditions such as`,
-	} {
+	for _, conditions := range []string{`"ip","daddr","192.0.2.1"`, `"ip daddr != 192.0.2.0/24"`, `"tcp","dport","80"`, `"ip"`} {
 		_, err := parsed(`"conditionsV4":[` + conditions + `]`)
-		if text := plugin.Hint(err); plugin.Code(err) != plugin.CodeUnsupported || !strings.Contains(text, "iptables backend with "+want) &&
-			!strings.Contains(text, want) {
-			t.Errorf("%s: hint %q, want %q", conditions, text, want)
+		if plugin.Code(err) != plugin.CodeUnsupported || !strings.Contains(err.Error(), "conditionsV4") ||
+			!strings.Contains(plugin.Hint(err), `use the iptables backend with conditions such as ["-d", "192.0.2.0/24"]`) {
+			t.Errorf("%s: %v, hint %q", conditions, err, plugin.Hint(err))
 		}
 	}
 	for _, keys := range []string{`"snat":"yes"`, `"markMasqBit":1.5`, `"conditionsV4":"-d"`, withMappings(`{"hostPort":"80"}`),

@@ -195,6 +195,10 @@ const (
 func (r *Report) ParseJSON(data []byte) (Value, bool) {
 	p := parser{r, json.NewDecoder(bytes.NewReader(data)), data, 0, Place{File: r.File, Line: 1, Column: 1, Key: r.Key}}
 	root := p.at
+	if IsUTF16(data) {
+		r.Fail(root, "the file is in UTF-16: save it as UTF-8")
+		return Value{}, false
+	}
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
 		r.Fail(root, "the file begins with a byte order mark (BOM): save it as UTF-8 without one")
 		return Value{}, false
@@ -219,6 +223,11 @@ func (r *Report) ParseJSON(data []byte) (Value, bool) {
 	}
 	p.decoder.UseNumber()
 	return p.value(root, 0)
+}
+
+// IsUTF16 reports whether a text begins with a byte order mark of UTF-16.
+func IsUTF16(data []byte) bool {
+	return bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff"))
 }
 
 // parser converts the tokens of valid JSON into values with their places.

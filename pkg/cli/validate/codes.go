@@ -22,6 +22,8 @@ const (
 	pluginTwice       plugin.FindingCode = "plugin-twice"
 	bridgeDiffers     plugin.FindingCode = "bridge-differs"
 	rangeEdge         plugin.FindingCode = "range-edge"
+	gatewayOutside    plugin.FindingCode = "gateway-outside"
+	macDropped        plugin.FindingCode = "mac-dropped"
 	ownHostPort       plugin.FindingCode = "own-host-port"
 	podNetwork        plugin.FindingCode = "pod-network"
 	misspeltPlugin    plugin.FindingCode = "misspelt-plugin"

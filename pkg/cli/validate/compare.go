@@ -9,9 +9,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/podlace/podlace/pkg/bridge"
 	"github.com/podlace/podlace/pkg/hostlocal"
-	"github.com/podlace/podlace/pkg/ipam"
 	"github.com/podlace/podlace/pkg/plugin"
 	"github.com/podlace/podlace/pkg/strict"
 )
@@ -94,16 +95,31 @@ func (c *checker) edges(n *network, path string, parsed hostlocal.Config) {
 // resourceName is the annotation of a NetworkAttachmentDefinition with the resource whose devices Multus passes to the plugin.
 const resourceName = "k8s.v1.cni.cncf.io/resourceName"
 
-// multusDevice returns the configuration of sriov with a device as Multus passes it, and reports the lack of the annotation for that.
-func (c *checker) multusDevice(n *network, path string, config json.RawMessage) json.RawMessage {
+// hasKey reports whether a configuration has one of these keys, or is not valid.
+func hasKey(config json.RawMessage, names ...string) bool {
 	var keys map[string]json.RawMessage
-	if json.Unmarshal(config, &keys) != nil || keys["deviceID"] != nil || keys["pciBusID"] != nil {
-		return config
+	return json.Unmarshal(config, &keys) != nil || slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
+}
+
+// gateways reports ranges whose gateway is in no subnet of the pod, without a route to it with scope link.
+func (c *checker) gateways(n *network, path string, parsed hostlocal.Config) {
+	ranges := slices.Concat(parsed.Sets...)
+	for _, r := range ranges {
+		reached := slices.ContainsFunc(ranges, func(other hostlocal.Range) bool { return other.Subnet.Contains(r.Gateway) }) ||
+			slices.ContainsFunc(parsed.Routes, func(route *types.Route) bool {
+				return route.Scope != nil && *route.Scope != 0 && route.Dst.Contains(r.Gateway.AsSlice())
+			})
+		if !r.Gateway.IsValid() || r.Gateway.IsLinkLocalUnicast() || reached {
+			continue
+		}
+		at := n.root.At(strings.Trim(path+".ipam", "."))
+		n.root.Walk(func(v *strict.Value) {
+			if v.Name == "gateway" && v.Data == r.Gateway.String() && strings.HasPrefix(v.Key, at.Key) {
+				at = v.Place
+			}
+		})
+		c.add(n.part, at, gatewayOutside, false, "gateway %s is in no subnet of the pod: ADD fails with code 7 as soon as a route uses it", r.Gateway)
 	}
-	if n.resource == "" && keys["resources"] == nil {
-		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "Multus passes no VF: add the annotation %s, such as example.com/fast", resourceName)
-	}
-	return ipam.WithKey(config, "deviceID", json.RawMessage(`"0000:00:00.0"`))
 }
 
 // definition is a NetworkAttachmentDefinition.

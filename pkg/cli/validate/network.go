@@ -163,6 +163,10 @@ func (c *checker) entry(n *network, path string, config []byte) {
 		}
 		return
 	}
+	if name == "tuning" && n.bridged != nil && (n.bridged.AntiSpoof || n.bridged.MACSpoofCheck) && hasKey(config, "mac") {
+		c.add(n.part, n.root.At(strings.Trim(path+".mac", ".")), macDropped, false,
+			"bridge drops all frames of the pod, because antiSpoof and macspoofchk allow only the MAC of its ADD: request the MAC by bridge's capability mac")
+	}
 	c.misspelt(n, strings.Trim(path+".type", "."), name)
 	c.misspelt(n, strings.Trim(path+".ipam.type", "."), ipam.Type(ipam.Object(config)))
 	for _, p := range plugin.Parts(config) {
@@ -175,8 +179,11 @@ func (c *checker) entry(n *network, path string, config []byte) {
 }
 
 func (c *checker) plugin(n *network, path string, p plugin.Part) {
-	if p.Kind == "sriov" && n.nad != "" {
-		p.Config = c.multusDevice(n, path, p.Config)
+	if p.Kind == "sriov" && n.nad != "" && !hasKey(p.Config, "deviceID", "pciBusID") {
+		if n.resource == "" && !hasKey(p.Config, "resources") {
+			c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "Multus passes no VF: add the annotation %s, such as example.com/fast", resourceName)
+		}
+		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`)) // as Multus passes it
 	}
 	if len(*n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
 		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "%s is a chained plugin: name it after a main plugin, such as bridge", p.Kind)
@@ -188,12 +195,18 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if parse := parsers[p.Kind]; parse != nil {
 		c.refused(n, path, p, parse)
 	}
-	c.hairpin(n, path, p, &bridged)
+	if p.Kind == "bridge" {
+		n.setBridge(path, p, &bridged)
+	}
+	if p.Kind == "portmap" && n.hairpin.Line > 0 {
+		c.add(n.part, n.hairpin, ownHostPort, false, "a pod does not reach its own hostPort: write true")
+	}
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
 		var parsed hostlocal.Config
 		c.refused(n, path, p, into(&parsed, hostlocal.Parse))
 		n.subnets = append(n.subnets, n.subnetsOf(path, p, c.node.PodCIDRs, parsed)...)
 		c.edges(n, path, parsed)
+		c.gateways(n, path, parsed)
 		if bridged.Gateway {
 			for _, r := range slices.Concat(parsed.Sets...) {
 				if _, err := bridge.GatewayOf(r.Subnet, r.Gateway); err != nil {
@@ -209,17 +222,12 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	}
 }
 
-// hairpin stores the bridge of a network, and reports one without hairpinMode before portmap.
-func (c *checker) hairpin(n *network, path string, p plugin.Part, bridged *bridge.Config) {
-	if p.Kind == "bridge" {
-		n.bridged, n.bridge = bridged, n.root.At(path)
-	}
+// setBridge stores the bridge of a network, and the place of a hairpinMode that is false.
+func (n *network) setBridge(path string, p plugin.Part, bridged *bridge.Config) {
+	n.bridged, n.bridge = bridged, n.root.At(path)
 	var keys struct{ HairpinMode *bool }
-	if _ = json.Unmarshal(p.Config, &keys); p.Kind == "bridge" && keys.HairpinMode != nil && !bridged.Hairpin && !bridged.Promisc {
+	if _ = json.Unmarshal(p.Config, &keys); keys.HairpinMode != nil && !bridged.Hairpin && !bridged.Promisc {
 		n.hairpin = n.root.At(strings.Trim(path+"."+p.Key("hairpinMode"), "."))
-	}
-	if p.Kind == "portmap" && n.hairpin.Line > 0 {
-		c.add(n.part, n.hairpin, ownHostPort, false, "a pod does not reach its own hostPort: write true")
 	}
 }
 
@@ -251,7 +259,7 @@ func (c *checker) refused(n *network, path string, p plugin.Part, parse func(*pl
 			known := func(p Problem) bool { return p.Error && p.Place == n.place(at) }
 			if !said[key+text] && !slices.ContainsFunc(refused[:before], follows) && !slices.ContainsFunc(earlier, known) &&
 				!hostlocal.NoPodCIDR(err) {
-				c.add(n.part, at, codeOf(err), true, "%s", text)
+				c.add(n.part, at, codeOf(err), true, "%s", strings.TrimSuffix(text+"; "+plugin.Hint(err), "; "))
 			}
 			said[key+text] = true
 			root.Walk(func(v *strict.Value) {
