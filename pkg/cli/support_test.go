@@ -48,8 +48,8 @@ func TestOutputRedacted(t *testing.T) {
 // TestSecretForms: secrets are known by the usual forms of their keys and by their own form, in JSON and in the output of programs.
 func TestSecretForms(t *testing.T) {
 	aws, github := "AKIA"+strings.Repeat("Q", 16), "ghp_"+strings.Repeat("q", 36)
-	for _, key := range []string{"apiKey", "APIKEY", "api_key", "accessKey", "accesskey", "clientCert", "clientCertData", "tlsCA", "psk", "wpa-psk", "passphrase",
-		"keyPassphrase", "Authorization", "pwd", "tls.key", "ca"} {
+	for _, key := range []string{"apiKey", "APIKEY", "api_key", "accessKey", "accesskey", "clientCert", "clientCertData", "tlsCA", "psk",
+		"wpa-psk", "passphrase", "keyPassphrase", "Authorization", "pwd", "tls.key", "ca"} {
 		if got := string(redact([]byte(`{"a": {"` + key + `": "s3"}}`))); strings.Contains(got, "s3") {
 			t.Errorf("%s: %s", key, got)
 		}

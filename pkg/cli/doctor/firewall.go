@@ -15,8 +15,8 @@ import (
 	"github.com/podlace/podlace/pkg/nft"
 )
 
-// forwardPolicy reports firewalls that drop forwarded packets by default and have no rule that may accept those of Podlace's bridge. A rule in Podlace's own
-// table would not help, because a packet must be accepted by the chains of all tables.
+// forwardPolicy reports firewalls that drop forwarded packets by default and have no rule that may accept those of Podlace's bridge. A rule
+// in Podlace's own table would not help, because a packet must be accepted by the chains of all tables.
 func (n *node) forwardPolicy() (found []Finding) {
 	chains, err := nft.DroppingChains()
 	if err != nil {
@@ -101,8 +101,8 @@ func (n *node) legacyForward() (found []Finding) {
 	return found
 }
 
-// namesLink reports whether an iptables rule for forwarded packets, so not in INPUT or OUTPUT, matches a link and does not drop its packets.
-// A plus sign ends a wildcard (iptables(8), -i).
+// namesLink reports whether an iptables rule for forwarded packets, so not in INPUT or OUTPUT, matches a link and does not drop packets. A
+// plus sign ends a wildcard (iptables(8), -i).
 func namesLink(rules, link string) bool {
 	for rule := range strings.Lines(rules) {
 		words := strings.Fields(rule)

@@ -22,7 +22,8 @@ type multusConfig struct {
 }
 
 // MultusNetwork reports whether a configuration is of Multus, as a plugin or as the first of a list, and whether the default network of its
-// pods is Podlace's network in the named file, or any with a plugin whose type has Podlace's prefix. Without any name, Multus' daemon has it.
+// pods is Podlace's network in the named file, or any with a plugin whose type has Podlace's prefix. Without any name, Multus' daemon has
+// it.
 func MultusNetwork(config []byte, network, file string) (isMultus, isOurs bool) {
 	var list struct {
 		multusConfig

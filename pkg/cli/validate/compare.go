@@ -101,6 +101,14 @@ func hasKey(config json.RawMessage, names ...string) bool {
 	return json.Unmarshal(config, &keys) != nil || slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
 }
 
+// noResource reports a NetworkAttachmentDefinition without the annotation by which Multus passes a device to sriov.
+func (c *checker) noResource(n *network, path string, config json.RawMessage) {
+	if n.resource == "" && !hasKey(config, "resources") {
+		c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "Multus passes no VF: add the annotation %s, such as example.com/fast",
+			resourceName)
+	}
+}
+
 // gateways reports ranges whose gateway is in no subnet of the pod, without a route to it with scope link.
 func (c *checker) gateways(n *network, path string, parsed hostlocal.Config) {
 	ranges := slices.Concat(parsed.Sets...)

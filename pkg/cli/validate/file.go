@@ -104,7 +104,8 @@ func (c *checker) file(f yamlfile.File, list *network) {
 	whole := part{file: f.Name, list: list, total: 1 + bytes.Count(f.Data, []byte("\n")), data: f.Data, source: f.Data}
 	if trimmed := bytes.TrimSpace(f.Data); len(trimmed) == 0 {
 		c.add(whole, strict.Place{}, emptyFile, true, "the file is empty")
-	} else if strict.IsUTF16(f.Data) || trimmed[0] == '{' || bytes.HasPrefix(trimmed, []byte("\ufeff{")) || filepath.Ext(f.Name) == ".conflist" {
+	} else if strict.IsUTF16(f.Data) || bytes.HasPrefix(bytes.TrimPrefix(trimmed, []byte("\ufeff")), []byte("{")) ||
+		filepath.Ext(f.Name) == ".conflist" {
 		c.json(whole)
 	} else {
 		c.manifests(whole)

@@ -163,9 +163,8 @@ func (c *checker) entry(n *network, path string, config []byte) {
 		}
 		return
 	}
-	if name == "tuning" && n.bridged != nil && (n.bridged.AntiSpoof || n.bridged.MACSpoofCheck) && hasKey(config, "mac") {
-		c.add(n.part, n.root.At(strings.Trim(path+".mac", ".")), macDropped, false,
-			"bridge drops all frames of the pod, because antiSpoof and macspoofchk allow only the MAC of its ADD: request the MAC by bridge's capability mac")
+	if name == "tuning" && hasKey(config, "mac") {
+		c.changedMAC(n, strings.Trim(path+".mac", "."))
 	}
 	c.misspelt(n, strings.Trim(path+".type", "."), name)
 	c.misspelt(n, strings.Trim(path+".ipam.type", "."), ipam.Type(ipam.Object(config)))
@@ -180,9 +179,7 @@ func (c *checker) entry(n *network, path string, config []byte) {
 
 func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if p.Kind == "sriov" && n.nad != "" && !hasKey(p.Config, "deviceID", "pciBusID") {
-		if n.resource == "" && !hasKey(p.Config, "resources") {
-			c.add(n.part, n.root.At(path), codeOf(plugin.KeyErrorf("", "")), true, "Multus passes no VF: add the annotation %s, such as example.com/fast", resourceName)
-		}
+		c.noResource(n, path, p.Config)
 		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`)) // as Multus passes it
 	}
 	if len(*n.kinds) == 1 && slices.Contains([]string{"portmap", "bandwidth"}, p.Kind) {
@@ -198,8 +195,8 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 	if p.Kind == "bridge" {
 		n.setBridge(path, p, &bridged)
 	}
-	if p.Kind == "portmap" && n.hairpin.Line > 0 {
-		c.add(n.part, n.hairpin, ownHostPort, false, "a pod does not reach its own hostPort: write true")
+	if p.Kind == "portmap" {
+		c.ownHostPort(n)
 	}
 	if plugin.Kind(ipam.Type(ipam.Object(p.Config))) == "host-local" {
 		var parsed hostlocal.Config
@@ -219,6 +216,21 @@ func (c *checker) plugin(n *network, path string, p plugin.Part) {
 		if err := bandwidth.Plugin().CheckVersion("ADD", n.version); err != nil {
 			c.add(n.part, n.root.At("cniVersion"), cniVersion, true, "bandwidth: %v", err)
 		}
+	}
+}
+
+// ownHostPort reports a bridge without hairpinMode before portmap.
+func (c *checker) ownHostPort(n *network) {
+	if n.hairpin.Line > 0 {
+		c.add(n.part, n.hairpin, ownHostPort, false, "a pod does not reach its own hostPort: write true")
+	}
+}
+
+// changedMAC reports a MAC that a later plugin sets although the bridge checks the sources of frames.
+func (c *checker) changedMAC(n *network, key string) {
+	if n.bridged != nil && (n.bridged.AntiSpoof || n.bridged.MACSpoofCheck) {
+		c.add(n.part, n.root.At(key), macDropped, false, "bridge drops all frames of the pod, because antiSpoof and macspoofchk allow only the "+
+			"MAC of its ADD: request the MAC by bridge's capability mac")
 	}
 }
 
