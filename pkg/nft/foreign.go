@@ -102,11 +102,9 @@ func dropsRest(rules []*nftables.Rule) bool {
 		return false
 	}
 	last := slices.DeleteFunc(slices.Clone(rules[len(rules)-1].Exprs), func(e expr.Any) bool {
-		switch e.(type) {
-		case *expr.Counter, *expr.Log:
-			return true
-		}
-		return false
+		_, counter := e.(*expr.Counter)
+		_, log := e.(*expr.Log)
+		return counter || log
 	})
 	return len(last) == 1 && drops(last[0])
 }

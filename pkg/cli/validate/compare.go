@@ -101,6 +101,11 @@ func hasKey(config json.RawMessage, names ...string) bool {
 	return json.Unmarshal(config, &keys) != nil || slices.ContainsFunc(names, func(name string) bool { return keys[name] != nil })
 }
 
+// getsDevice reports whether Multus passes a device to the plugin, because it is sriov in a NetworkAttachmentDefinition and names none.
+func (n *network) getsDevice(p plugin.Part) bool {
+	return p.Kind == "sriov" && n.nad != "" && !hasKey(p.Config, "deviceID", "pciBusID")
+}
+
 // noResource reports a NetworkAttachmentDefinition without the annotation by which Multus passes a device to sriov.
 func (c *checker) noResource(n *network, path string, config json.RawMessage) {
 	if n.resource == "" && !hasKey(config, "resources") {

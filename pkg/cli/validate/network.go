@@ -178,7 +178,7 @@ func (c *checker) entry(n *network, path string, config []byte) {
 }
 
 func (c *checker) plugin(n *network, path string, p plugin.Part) {
-	if p.Kind == "sriov" && n.nad != "" && !hasKey(p.Config, "deviceID", "pciBusID") {
+	if n.getsDevice(p) {
 		c.noResource(n, path, p.Config)
 		p.Config = ipam.WithKey(p.Config, "deviceID", json.RawMessage(`"0000:00:00.0"`)) // as Multus passes it
 	}
