@@ -111,7 +111,7 @@ func (n *nodeSide) restoreUnlessHeld(h *lockedVF, left Holding, own bool) (Holdi
 	}
 	n.r.Log.Warn("restoring an orphaned VF of an earlier attachment", "vf", h.address, "pod", left.Pod, "of", left.Owner.ContainerID)
 	left, err := n.restoreVF(h, left)
-	if err != nil && left.lacksLimits() {
+	if err != nil && left.limitsPending() {
 		n.r.Log.Warn("the VF keeps a rate or the link state of an earlier pod", "vf", h.address, "error", err)
 		return left, nil
 	}

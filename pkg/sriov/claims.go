@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/podlace/podlace/pkg/claim"
 	"github.com/podlace/podlace/pkg/pci"
@@ -121,8 +122,8 @@ func restoreClaimed(sysfs string, a pci.Address, claimUID string, log *slog.Logg
 	})
 }
 
-// RestoreLater writes to the journal of a VF that an ended claim could not restore its former driver, and why. The daemon, Prepare or the
-// next ADD tries again.
+// RestoreLater writes to the journal of a VF that an ended claim could not restore its former driver, and why, beside what was not
+// restored before. The daemon, Prepare or the next ADD tries again.
 func RestoreLater(a pci.Address, driver string, why error) error {
 	h, err := lock(a)
 	if err != nil {
@@ -137,6 +138,12 @@ func RestoreLater(a pci.Address, driver string, why error) error {
 		j = Holding{Format: journalFormat, Address: a}
 	}
 	j.Former.Driver = driver
+	switch {
+	case strings.Contains(j.Unrestored, why.Error()):
+		why = errors.New(j.Unrestored)
+	case j.Unrestored != "":
+		why = fmt.Errorf("%s; %w", j.Unrestored, why)
+	}
 	_, err = h.saveEnded(j, why)
 	return err
 }

@@ -4,11 +4,15 @@ package sriov
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"net"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/pkg/pci"
 )
 
 // changeJournal changes the journal of a VF.
@@ -33,7 +37,7 @@ func TestIGBRateRefused(t *testing.T) {
 	fasterBefore := func(j *Holding) { j.Former.PF.MaxRate = 5000 }
 	pending := func(when string) {
 		t.Helper()
-		if all, err := Holdings(); err != nil || len(all) != 1 || !all[0].lacksLimits() || all[0].Former.PF.MaxRate != 5000 {
+		if all, err := Holdings(); err != nil || len(all) != 1 || !all[0].limitsPending() || all[0].Former.PF.MaxRate != 5000 {
 			t.Errorf("%s: %+v, %v", when, all, err)
 		}
 	}
@@ -60,10 +64,25 @@ func TestIGBRateRefused(t *testing.T) {
 	l.add("c", "max_tx_rate", 100)
 	l.changeJournal(vf, fasterBefore)
 	l.OK(l.Call("DEL", "c"))
+	l.keepsWhileLimitsPend(vf, log)
 	out, err := l.runReset(vf, true, nil)
 	if all, e := Holdings(); err != nil || e != nil || len(all) > 0 || l.asPF(1).MaxRate != 0 {
 		t.Errorf("reset: %s, %v, %v, %+v", out, err, e, all)
 	}
+}
+
+// keepsWhileLimitsPend checks that the daemon changes neither the driver nor the MAC of a VF whose limits are pending.
+func (l igb) keepsWhileLimitsPend(vf string, log *slog.Logger) {
+	l.Helper()
+	before := l.asPF(1)
+	l.changeJournal(vf, func(j *Holding) { j.Former.PF.MAC = make(net.HardwareAddr, 6) })
+	must(l, pci.Bind(context.Background(), l.sriov.sysfs, address(l, vf), ""))
+	if err := RestoreOrphans(l.sriov.sysfs, log); err == nil || l.driverOf(vf) == "igbvf" || !bytes.Equal(l.asPF(1).MAC, before.MAC) {
+		l.Errorf("%v, driver %s, %s, want %s", err, l.driverOf(vf), formatVF(l.asPF(1)), formatVF(before))
+	}
+	l.changeJournal(vf, func(j *Holding) { j.Former.PF.MAC = before.MAC })
+	must(l, pci.Bind(context.Background(), l.sriov.sysfs, address(l, vf), "igbvf"))
+	kerneltest.Await(l.T, "the VF has an interface", func() bool { _, ok, _ := l.host.LinkOf(vf); return ok })
 }
 
 // inject runs DEL with a failure of its nth change. It returns the change, or "" if DEL makes fewer.
@@ -92,7 +111,7 @@ func TestIGBRestoreRefused(t *testing.T) {
 		if _, setting, ok := strings.Cut(op, " vf 0 "); ok {
 			refused = append(refused, setting)
 			all, err := Holdings()
-			if isRate := strings.Contains(setting, "_rate"); o.Exit != 0 || err != nil || len(all) != 1 || all[0].lacksLimits() != isRate ||
+			if isRate := strings.Contains(setting, "_rate"); o.Exit != 0 || err != nil || len(all) != 1 || all[0].limitsPending() != isRate ||
 				!isRate && !strings.Contains(all[0].Unrestored, setting) {
 				t.Errorf("%s: %+v, %+v, %v", setting, o, all, err)
 			}

@@ -45,8 +45,9 @@ type Holding struct {
 	Rebind         bool           `json:"rebind,omitempty"` // rebind the driver afterwards
 	DeviceReported bool           `json:"told,omitempty"`   // the kernel reports the device of an interface (since Linux 5.14)
 	Chained        bool           `json:"chained,omitempty"`
-	Ended          bool           `json:"ended,omitempty"`      // no pod has the VF, but not all of it could be restored; without an owner after a claim
-	Unrestored     string         `json:"unrestored,omitempty"` // why no pod may get the ended VF; "" if it lacks only its former limits
+	Ended          bool           `json:"ended,omitempty"`         // no pod has the VF, but not all of it could be restored; without an owner after a claim
+	Unrestored     string         `json:"unrestored,omitempty"`    // why no pod may get the ended VF
+	LimitsPending  bool           `json:"limitsPending,omitempty"` // all of the ended VF is restored except its rates and its link state
 	Former         formerState    `json:"former"`
 
 	Claim *poddevices.Claim `json:"claim,omitempty"` // claim that assigned the VF
@@ -156,6 +157,8 @@ func parseJournal(data []byte, a pci.Address) (j Holding, err error) {
 		return Holding{}, errors.New("the owner is missing")
 	case j.Info != "" && !filepath.IsAbs(j.Info):
 		return Holding{}, fmt.Errorf("info %q: want an absolute path", j.Info)
+	case j.LimitsPending && f.PF == nil:
+		return Holding{}, errors.New("the former settings on the PF are missing")
 	case f.MTU < 0 || f.Name != "" && len(f.MAC) == 0:
 		return Holding{}, fmt.Errorf("invalid mtu %d or mac %q", f.MTU, f.MAC)
 	}
@@ -186,11 +189,11 @@ func (h *lockedVF) save(j Holding) error {
 	return nil
 }
 
-// saveEnded notes in the journal that no pod has the VF, and why no pod may get it, if why is not nil. The daemon, GC and the next ADD
-// try to restore the rest.
+// saveEnded notes in the journal that no pod has the VF, and why no pod may get it. If why is nil, only its limits are missing. The daemon,
+// GC and the next ADD try to restore the rest.
 func (h *lockedVF) saveEnded(j Holding, why error) (Holding, error) {
 	ended := j
-	ended.Ended, ended.Claim, ended.Unrestored = true, nil, ""
+	ended.Ended, ended.Claim, ended.Unrestored, ended.LimitsPending = true, nil, "", why == nil
 	if why != nil {
 		ended.Unrestored = strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
@@ -200,8 +203,8 @@ func (h *lockedVF) saveEnded(j Holding, why error) (Holding, error) {
 	return ended, nil
 }
 
-// lacksLimits reports whether all of an ended VF is restored except its rates and its link state.
-func (j Holding) lacksLimits() bool { return j.Ended && j.Unrestored == "" }
+// limitsPending reports whether all of an ended VF is restored except its rates and its link state.
+func (j Holding) limitsPending() bool { return j.Ended && j.LimitsPending }
 
 func (h *lockedVF) removeJournal() error { return h.dir.Remove(h.address.String()) }
 

@@ -96,17 +96,32 @@ func (n *nodeSide) setOnPF(c vfCard, have, want kernel.VF) error {
 	if errors.Is(err, syscall.EINVAL) {
 		code = plugin.CodeDevice
 	}
+	refused := refusedSettings(err)
 	hint := "it may not support the setting or its value"
-	var refused *kernel.VFError
-	if errors.As(err, &refused) && strings.Contains(refused.Setting, "tx_rate") {
-		hint = "a rate must not exceed the speed of the link, and the link must be up"
+	if strings.Contains(refused, "tx_rate") {
+		hint += "; a rate must not exceed the speed of the link, and the link must be up"
 	}
-	return plugin.WithHint(plugin.Errorf(code, "%w", err), "the PF's driver %s refuses '%s': %s", c.pf.Driver, refused.Setting, hint)
+	return plugin.WithHint(plugin.Errorf(code, "%w", err), "the PF's driver %s refuses %s: %s", c.pf.Driver, refused, hint)
 }
 
-// setBackOnPF sets a VF's former settings on its PF. Refused rates and a refused link state harm no pod, so their error is limits. If the
-// driver refuses to delete the MAC of the last pod, the VF gets mac instead, or a random one.
-func (n *nodeSide) setBackOnPF(c vfCard, have, want kernel.VF, mac net.HardwareAddr) (limits, err error) {
+// refusedSettings lists the settings of all errors that SetVF has joined.
+func refusedSettings(err error) string {
+	var list []string
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		for _, e := range joined.Unwrap() {
+			var refused *kernel.VFError
+			if errors.As(e, &refused) {
+				list = append(list, "'"+refused.Setting+"'")
+			}
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// restoreOnPF sets a VF's former settings on its PF. Refused rates and a refused link state harm no pod, so their error is limitsErr. If
+// the driver refuses to delete the MAC of the last pod, the VF gets mac instead, or a random one.
+func (n *nodeSide) restoreOnPF(c vfCard, have, want kernel.VF, mac net.HardwareAddr) (limitsErr, err error) {
 	other := want
 	other.MinRate, other.MaxRate, other.LinkState = have.MinRate, have.MaxRate, have.LinkState
 	err = n.setOnPF(c, have, other)

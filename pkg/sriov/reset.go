@@ -63,7 +63,7 @@ func Reset(o ResetOptions) error {
 		err = n.checkUnused(c, journaled && plugin.NetnsGone(left.Netns))
 	}
 	if err == nil && journaled {
-		left, c, err = n.resetToFormer(h, left, c, o)
+		left, c, err = n.restoreFormer(h, left, c, o)
 	}
 	if err == nil {
 		err = errors.Join(n.resetPF(c, o), n.resetVF(c, o))
@@ -74,14 +74,14 @@ func Reset(o ResetOptions) error {
 	return err
 }
 
-// resetToFormer restores the settings in a VF's journal. Refused limits are no error, because the default ones follow.
-func (n *nodeSide) resetToFormer(h *lockedVF, left Holding, c vfCard, o ResetOptions) (Holding, vfCard, error) {
+// restoreFormer restores the settings in a VF's journal. Refused limits are no error, because the default ones follow.
+func (n *nodeSide) restoreFormer(h *lockedVF, left Holding, c vfCard, o ResetOptions) (Holding, vfCard, error) {
 	fmt.Fprintf(o.Out, "VF %s has the settings of %s: restore its former settings\n", o.Address, left.ownerText())
 	if !o.Act {
 		return left, c, nil
 	}
 	left, err := n.restoreVF(h, left)
-	if err == nil || left.lacksLimits() {
+	if err == nil || left.limitsPending() {
 		c, err = n.readCard(o.Address)
 	}
 	return left, c, err
@@ -162,5 +162,5 @@ func (n *nodeSide) resetPF(c vfCard, o ResetOptions) error {
 	if !o.Act {
 		return nil
 	}
-	return errors.Join(n.setBackOnPF(c, have, want, nil))
+	return errors.Join(n.restoreOnPF(c, have, want, nil))
 }

@@ -42,7 +42,7 @@ func (n *nodeSide) endAttachment(h *lockedVF, j Holding) error {
 	if err == nil || !left.Ended {
 		return err
 	}
-	n.r.Log.Warn("the VF is not fully restored; the daemon, GC and its next pod retry", "vf", j.Address, "usable", left.lacksLimits(), "error", err)
+	n.r.Log.Warn("the VF is not fully restored; the daemon, GC and its next pod retry", "vf", j.Address, "usable", left.limitsPending(), "error", err)
 	return nil
 }
 
@@ -65,18 +65,21 @@ func (n *nodeSide) restoreVF(h *lockedVF, j Holding) (left Holding, err error) {
 	if err != nil {
 		return j, err
 	}
+	if j.limitsPending() {
+		return x.restoreLimits(h)
+	}
 	inPod := x.retrieveLink()
 	x.restoreMAC()
-	limits, err := x.restorePF()
+	limitsErr, err := x.restorePF()
 	err = errors.Join(inPod, err, x.restoreDriver(), x.rebindIfConfigured())
 	if x.c.link.Index != 0 && j.Former.Name != "" {
 		err = errors.Join(err, x.restoreLink())
 	}
 	if _, e := n.readCard(j.Address); isMissing(e) {
-		limits, err = nil, nil // the VF was removed meanwhile, which explains all errors
+		limitsErr, err = nil, nil // the VF was removed meanwhile, which explains all errors
 	}
 	n.removeInfo(j.Info)
-	if err == nil && limits == nil {
+	if err == nil && limitsErr == nil {
 		return Holding{}, h.removeJournal()
 	}
 	if inPod == nil || j.Ended {
@@ -84,7 +87,7 @@ func (n *nodeSide) restoreVF(h *lockedVF, j Holding) (left Holding, err error) {
 		j, unsaved = h.saveEnded(j, err)
 		err = errors.Join(err, unsaved)
 	}
-	err = errors.Join(err, limits)
+	err = errors.Join(err, limitsErr)
 	return j, plugin.Errorf(plugin.Code(err), "restore VF %s: %w", j.Address, err)
 }
 
@@ -223,19 +226,40 @@ func (x *vfRestore) restoreMAC() {
 	x.c.link.MAC = f.MAC
 }
 
-func (x *vfRestore) restorePF() (limits, err error) {
+func (x *vfRestore) restorePF() (limitsErr, err error) {
 	if x.j.Former.PF == nil {
 		return nil, nil
 	}
+	now, err := x.presentOnPF()
+	if err != nil {
+		return nil, err
+	}
+	return x.restoreOnPF(x.c, now, *x.j.Former.PF, x.j.Former.MAC)
+}
+
+// presentOnPF returns the VF's settings on its PF, or an error if the PF does not report them.
+func (x *vfRestore) presentOnPF() (kernel.VF, error) {
 	now, ok, err := x.settingsOnPF(x.c)
 	if err == nil && !ok {
 		err = plugin.WithHint(plugin.Errorf(plugin.CodeDevice, "its PF %s no longer reports the VF", x.c.pf.Address),
 			"the PF needs its driver and its interface in the namespace of the node; then the next DEL, GC or ADD restores the VF")
 	}
-	if err != nil {
-		return nil, err
+	return now, err
+}
+
+// restoreLimits restores the rates and the link state, and changes nothing else, because a claim may have bound another driver since. It
+// returns the journal if an error remains.
+func (x *vfRestore) restoreLimits(h *lockedVF) (left Holding, err error) {
+	now, err := x.presentOnPF()
+	if err == nil {
+		want, former := now, x.j.Former.PF
+		want.MinRate, want.MaxRate, want.LinkState = former.MinRate, former.MaxRate, former.LinkState
+		err = x.setOnPF(x.c, now, want)
 	}
-	return x.setBackOnPF(x.c, now, *x.j.Former.PF, x.j.Former.MAC)
+	if err != nil {
+		return x.j, plugin.Errorf(plugin.Code(err), "restore VF %s: %w", x.j.Address, err)
+	}
+	return Holding{}, h.removeJournal()
 }
 
 func (x *vfRestore) restoreDriver() (err error) {

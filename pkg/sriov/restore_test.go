@@ -3,12 +3,18 @@
 package sriov
 
 import (
+	"context"
+	"errors"
 	"log/slog"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/podlace/podlace/integration/kerneltest"
+	"github.com/podlace/podlace/integration/pcitest"
 	"github.com/podlace/podlace/pkg/kernel"
+	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/plugin"
 )
 
@@ -53,5 +59,54 @@ func TestPFGone(t *testing.T) {
 		l.changeJournal(vf0, func(j *Holding) { j.Former.PF = nil })
 		finish(next)
 		l.isGolden()
+	}
+}
+
+// TestLimitsPending: while only the limits of an ended VF are missing, its driver stays as it is, which a claim may have bound since.
+func TestLimitsPending(t *testing.T) {
+	l := newLab(t)
+	pcitest.Kernel{}.Start(t, l.sriov.sysfs)
+	a := address(t, vf0)
+	must(t, RestoreLater(a, "iavf", pci.ErrNotLoaded))
+	l.changeJournal(vf0, func(j *Holding) {
+		j.Unrestored, j.LimitsPending, j.Rebind, j.Former.PF = "", true, true, &kernel.VF{MaxRate: 5000}
+	})
+	stays := func(driver string) {
+		t.Helper()
+		bound := l.boundAt(vf0)
+		if err := RestoreOrphans(l.sriov.sysfs, slog.New(slog.DiscardHandler)); err == nil {
+			t.Error("the PF is not on the node, and the limits are restored")
+		}
+		if l.driverOf(vf0) != driver || !l.boundAt(vf0).Equal(bound) {
+			t.Errorf("driver %s, bound at %s, want %s, bound at %s", l.driverOf(vf0), l.boundAt(vf0), driver, bound)
+		}
+	}
+	stays("iavf")
+	must(t, pci.Bind(context.Background(), l.sriov.sysfs, a, "vfio-pci"))
+	stays("vfio-pci")
+	must(t, pci.Bind(context.Background(), l.sriov.sysfs, a, "iavf"), os.Remove(l.journalOf(vf0)))
+}
+
+// TestRestoreLaterAdds: the journal keeps what was not restored before the claim ended, once.
+func TestRestoreLaterAdds(t *testing.T) {
+	l := newLab(t)
+	a := address(t, vf0)
+	for _, why := range []string{"vlan 7: refused", "bind: not loaded", "bind: not loaded"} {
+		must(t, RestoreLater(a, "iavf", errors.New(why)))
+	}
+	if all, err := Holdings(); err != nil || len(all) != 1 || all[0].Unrestored != "vlan 7: refused; bind: not loaded" {
+		t.Errorf("%+v, %v", all, err)
+	}
+	must(t, os.Remove(l.journalOf(vf0)))
+}
+
+// TestRefusedSettings: the hint names each refused setting, and advises on rates only if one is refused.
+func TestRefusedSettings(t *testing.T) {
+	vlan := &kernel.VFError{Setting: "vlan 7", Err: syscall.EINVAL}
+	rate := &kernel.VFError{Setting: "max_tx_rate 5000", Err: syscall.EINVAL}
+	for want, err := range map[string]error{"'vlan 7'": errors.Join(vlan), "'vlan 7', 'max_tx_rate 5000'": errors.Join(vlan, rate)} {
+		if got := refusedSettings(err); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
 	}
 }

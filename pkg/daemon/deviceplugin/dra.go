@@ -93,10 +93,11 @@ func (d *daemon) claimUse() claimUsage {
 	c := claimUsage{owned: map[string]bool{}, leaked: d.isLeaked, former: map[string]string{}, unrestored: map[string]string{}}
 	journals, _ := sriov.Holdings() // restoreLoop logs the error
 	for _, j := range journals {
-		if j.Ended {
-			c.unrestored[j.Address.String()] = j.Unrestored
-		} else {
-			c.former[j.Address.String()] = j.Former.Driver
+		switch id := j.Address.String(); {
+		case !j.Ended:
+			c.former[id] = j.Former.Driver
+		case !j.LimitsPending:
+			c.unrestored[id] = cmp.Or(j.Unrestored, "its journal does not say why")
 		}
 	}
 	for _, h := range d.held {

@@ -33,7 +33,7 @@ type claimUsage struct {
 	owned  map[string]bool       // devices in use, by ID; true for those of claims, whose driver is always correct, as the claim chose it
 	leaked func(pci.Device) bool // the interface is in another network namespace
 	former map[string]string     // by ID, the driver of a pod's device before the pod, which its conflist may have changed
-	// unrestored says, by ID, what of the settings of a device's last pod could not be undone; "" if that harms no other pod.
+	// unrestored says, by ID, what of the settings of a device's last pod could not be undone, unless that harms no other pod.
 	unrestored map[string]string
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
+	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/pci"
 	"github.com/podlace/podlace/pkg/sriov"
 )
@@ -45,6 +46,7 @@ func TestUnrestored(t *testing.T) {
 	kerneltest.Must(t, err, os.MkdirAll(sriov.JournalFolder, 0o700))
 	write := func(h sriov.Holding) {
 		h.Format, h.Address, h.Netns, h.Name, h.Former.Driver = 1, a, "/run/netns/a", "net1", "i40evf"
+		h.Former.PF = &kernel.VF{}
 		h.Owner = attachment.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
 		text, err := json.Marshal(h)
 		kerneltest.Must(t, err, os.WriteFile(filepath.Join(sriov.JournalFolder, vf00), text, 0o600))
@@ -57,7 +59,11 @@ func TestUnrestored(t *testing.T) {
 	l.hup()
 	l.awaitDevices("example.com/one", vf00+"!", vf01)
 	l.awaitLog("devices are unhealthy", vf00, "it is not restored after its last pod: link set ens0f0 vf 0 vlan 0 qos 0 proto 802.1q: invalid argument")
-	write(sriov.Holding{Ended: true}) // its rate or link state
+	write(sriov.Holding{Ended: true, LimitsPending: true}) // its rate or link state
 	l.hup()
 	l.awaitDevices("example.com/one", vf00, vf01)
+	write(sriov.Holding{Ended: true})
+	l.hup()
+	l.awaitDevices("example.com/one", vf00+"!", vf01)
+	l.awaitLog("devices are unhealthy", vf00, "it is not restored after its last pod: its journal does not say why")
 }
