@@ -106,6 +106,9 @@ func (p *Plan) covers(kind string) bool {
 // from list is never removed.
 func (p Plan) Collect(list []*Attachment) error {
 	kept, err := p.removeUnrecorded(list)
+	if err != nil && kept == nil { // it is unknown which attachments to keep
+		return err
+	}
 	errs := []error{err}
 	valid, dead := p.lists(list, kept)
 	if len(dead) == 0 {
