@@ -92,14 +92,14 @@ func (s *conntrackSocket) exchange(requests []*nl.NetlinkRequest, f func(of int,
 	err := fault.Retry(func() error { return unix.Sendto(fd, datagram, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}) })
 	for ended := false; err == nil && !ended; {
 		err = s.receive(fd, func(m syscall.NetlinkMessage) error {
-			of := int(m.Header.Seq - first)
+			of := m.Header.Seq - first
 			switch {
-			case of < 0 || of >= len(requests): // of a former exchange that ended early
+			case of >= uint32(len(requests)): // of a former exchange that ended early
 				return nil
 			case m.Header.Type != unix.NLMSG_ERROR && m.Header.Type != unix.NLMSG_DONE:
-				return f(of, m.Data)
+				return f(int(of), m.Data)
 			}
-			ended = of == len(requests)-1
+			ended = int(of) == len(requests)-1
 			return fault.Ignore(errorIn(m.Data), unix.ENOENT)
 		})
 	}

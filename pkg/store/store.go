@@ -6,7 +6,6 @@ package store
 
 import (
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -294,9 +293,7 @@ func (d *Dir) Create(name string, data []byte, mode fs.FileMode) error {
 // createNamed is Create for file systems without O_TMPFILE.
 func (d *Dir) createNamed(name string, data []byte, mode fs.FileMode) error {
 	d.removeStale()
-	var random [8]byte
-	_, _ = rand.Read(random[:])
-	temp := tempPrefix + hex.EncodeToString(random[:])
+	temp := tempPrefix + rand.Text()
 	f, err := d.openFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
@@ -331,7 +328,10 @@ func (d *Dir) List() ([]string, error) {
 func (d *Dir) removeStale() {
 	names, _ := Names(d.path, 0)
 	for _, name := range names {
-		if at, err := d.Written(name); strings.HasPrefix(name, tempPrefix) && err == nil && time.Since(at).Abs() > time.Minute {
+		if !strings.HasPrefix(name, tempPrefix) {
+			continue
+		}
+		if at, err := d.Written(name); err == nil && time.Since(at).Abs() > time.Minute {
 			_ = d.unlink(name)
 		}
 	}

@@ -41,7 +41,7 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.size += n
 	if end := bytes.LastIndexByte(p[:n], '\n'); b.watch && end >= 0 {
-		b.size = n - end
+		b.size = n - end - 1
 	}
 	if b.size > maxAnswer {
 		return 0, fmt.Errorf("the answer of the API server is larger than %d bytes", maxAnswer)
