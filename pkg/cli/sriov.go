@@ -167,12 +167,7 @@ func (f *sriovFlags) readNode(ctx context.Context) (*sriovNode, error) {
 // assignPools computes the pools as the device plugin does. A VF without a driver is faulty even if the device plugin does not run.
 func (n *sriovNode) assignPools() {
 	if n.pluginErr == nil {
-		n.env.Held = map[pci.Address]string{}
-		for id, h := range n.held {
-			if a, err := pci.ParseAddress(id); err == nil {
-				n.env.Held[a] = cmp.Or(h.Resource, "a claim")
-			}
-		}
+		n.env.Held = pool.HeldBy(maps.Values(n.held))
 	}
 	faults := map[string]string{}
 	n.pools = pool.Assign(n.config, n.snapshot, n.env)

@@ -4,7 +4,6 @@ package deviceplugin
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -206,21 +205,11 @@ func (d *daemon) poolEnv() pool.Env {
 	if d.envErr = err; err != nil {
 		d.log.Warn("could not read the node's routes and addresses; using the last known ones", "error", err)
 	}
-	return pool.Env{Last: d.last, DefaultRoute: d.uplinks, InUse: d.inUse, Held: d.heldAddresses()}
-}
-
-// heldAddresses returns the devices that pods have with their resources, or nil while the kubelet has not told them.
-func (d *daemon) heldAddresses() map[pci.Address]string {
-	if !d.answered {
-		return nil
+	env := pool.Env{Last: d.last, DefaultRoute: d.uplinks, InUse: d.inUse}
+	if d.answered { // by the kubelet
+		env.Held = pool.HeldBy(slices.Values(d.held))
 	}
-	out := map[pci.Address]string{}
-	for _, h := range d.held {
-		if a, err := pci.ParseAddress(h.ID); err == nil {
-			out[a] = cmp.Or(h.Resource, "a claim")
-		}
-	}
-	return out
+	return env
 }
 
 // lostDevices returns, once each, the devices that pods have from a resource but that are missing in its pool. For a resource that left

@@ -3,10 +3,13 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/podlace/podlace/pkg/pci"
+	"github.com/podlace/podlace/pkg/poddevices"
 )
 
 // Env contains information about the node that a scan of the devices does not contain.
@@ -21,6 +24,17 @@ type Env struct {
 	// Last has the attributes of each device as they were while its interface was on the node. Selectors use them while it is in a pod,
 	// unless the driver has changed.
 	Last map[pci.Address]pci.Device
+}
+
+// HeldBy returns Env.Held for the devices that pods have.
+func HeldBy(devices iter.Seq[poddevices.Device]) map[pci.Address]string {
+	held := map[pci.Address]string{}
+	for d := range devices {
+		if a, err := pci.ParseAddress(d.ID); err == nil {
+			held[a] = cmp.Or(d.Resource, "a claim")
+		}
+	}
+	return held
 }
 
 // node is a machine with its devices and the data that selectors need about each device.
