@@ -131,7 +131,7 @@ func (a *allocation) nextFree(i int, set RangeSet) (netip.Addr, error) {
 				return addr, err
 			}
 		}
-		if _, taken := slices.BinarySearchFunc(a.taken, addr, netip.Addr.Compare); taken {
+		if _, taken := slices.BinarySearchFunc(a.taken, addr, netip.Addr.Compare); taken || a.leasedBeside(addr) != "" {
 			continue
 		}
 		if ok, err := a.take(addr); ok || err != nil {
@@ -161,8 +161,12 @@ func (a *allocation) exhausted(set RangeSet) error {
 	if err := a.list(); err != nil {
 		return err
 	}
+	shared := ""
+	if len(a.beside) > 0 {
+		shared = fmt.Sprintf("; networks %s on this bridge share the range", strings.Join(a.beside, ", "))
+	}
 	return plugin.WithHint(plugin.Errorf(plugin.CodeExhausted, "no IP addresses available in range set: %s", set),
-		"%s in %s; 'podlace gc --yes' frees those of dead pods; otherwise enlarge the range", set.usage(a.taken), a.l.dir.Path())
+		"%s in %s%s; 'podlace gc --yes' frees those of dead pods; otherwise enlarge the range", set.usage(a.taken), a.l.dir.Path(), shared)
 }
 
 // take takes addr and reports whether it was free.
@@ -206,7 +210,7 @@ func networksBeside(r *plugin.Request) (beside []string, err error) {
 	}), err
 }
 
-// leasedBeside returns the network on the same bridge that has leased an address, or "". The caller has created its own lease, so of two
+// leasedBeside returns the network on the same bridge that has leased an address, or "". After the caller has created its own lease, of two
 // simultaneous ADDs at least one sees the other's.
 func (a *allocation) leasedBeside(addr netip.Addr) string {
 	for _, network := range a.beside {

@@ -20,8 +20,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// openCounts returns how often f opens each file in the folder, as counted by inotify(7).
+// openCounts returns how often f opens each file in the folder.
 func openCounts(t *testing.T, dir string, f func()) map[string]int {
+	t.Helper()
+	return eventCounts(t, dir, unix.IN_OPEN, f)
+}
+
+// eventCounts returns how often an event of inotify(7) occurs for each file in the folder during f.
+func eventCounts(t *testing.T, dir string, event uint32, f func()) map[string]int {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
@@ -29,7 +35,7 @@ func openCounts(t *testing.T, dir string, f func()) map[string]int {
 	}
 	watch := os.NewFile(uintptr(fd), "inotify")
 	defer watch.Close()
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_OPEN); err != nil {
+	if _, err := unix.InotifyAddWatch(fd, dir, event); err != nil {
 		t.Fatal(err)
 	}
 	f()

@@ -35,22 +35,26 @@ func restoreAll(log *slog.Logger, locks attachment.Locker, wanted func(attachmen
 	return errors.Join(errs...)
 }
 
-// restoreLost restores for STATUS, which waits for no lock: everything if the folder has no boot file, otherwise only if a range set has
-// fewer leases than the network has records, so that STATUS usually opens no record. Leases of dead pods can hide a missing one from it.
+// restoreLost restores for STATUS, which waits for no lock: everything if the folder has no boot file, otherwise only if the folder has
+// fewer leases of a family than the network has records, so that STATUS usually opens no record. Leases of dead pods can hide a missing one
+// from it.
 // Before the first ADD of a network in this boot, there is nothing to restore.
-func restoreLost(path string, usage []Usage, r *plugin.Request) error {
+func restoreLost(cfg Config, leased []netip.Addr, r *plugin.Request) error {
 	networks, err := attachment.Networks()
 	if err != nil || !slices.Contains(networks, r.Network) {
 		return err
 	}
-	if _, err := os.Lstat(filepath.Join(path, bootFile)); err == nil {
-		pods := countRecords(r.Network)
-		if !slices.ContainsFunc(usage, func(u Usage) bool { return u.Leased < pods }) {
+	if _, err := os.Lstat(filepath.Join(cfg.Dir, bootFile)); err == nil {
+		pods, leases := countRecords(r.Network), map[bool]int{} // by whether they are of IPv4
+		for _, addr := range leased {
+			leases[addr.Is4()]++
+		}
+		if !slices.ContainsFunc(cfg.Sets, func(set RangeSet) bool { return leases[set.is4()] < pods }) {
 			return nil
 		}
 		return restoreAll(r.Log, attachment.Trying, func(rec attachment.Record) bool { return rec.Network == r.Network })
 	}
-	l, err := openLeases(makeFolder, path, r.Network, r.Log, attachment.Trying)
+	l, err := openLeases(makeFolder, cfg.Dir, r.Network, r.Log, attachment.Trying)
 	if err != nil {
 		return attachment.Trying.Tolerate(err)
 	}

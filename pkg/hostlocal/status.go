@@ -31,12 +31,12 @@ func status(r *plugin.Request) error {
 	if err := errors.Join(store.Writable(cfg.Dir), lockable(cfg.Dir)); err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "lease folder: %w", err)
 	}
-	usage, err := cfg.usage()
+	leased, err := cfg.leased()
 	if err != nil {
 		return plugin.Errorf(plugin.CodeNotAvailable, "%w", err)
 	}
-	attachment.ReportRestore(r, attachment.Trying, restoreLost(cfg.Dir, usage, r))
-	full := cfg.exhaustedSets(usage)
+	attachment.ReportRestore(r, attachment.Trying, restoreLost(cfg, leased, r))
+	full := cfg.exhaustedSets(cfg.usage(leased))
 	cfg.logExhausted(r, full)
 	if len(full) > 0 && cfg.Strict {
 		return plugin.WithHint(plugin.Errorf(plugin.CodeNotAvailable, "no IP addresses available in range set: %s", full[0]),
@@ -110,11 +110,15 @@ func ReadUsage(r *plugin.Request) ([]Usage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cfg.usage()
+	leased, err := cfg.leased()
+	if err != nil {
+		return nil, err
+	}
+	return cfg.usage(leased), nil
 }
 
-func (c Config) usage() (list []Usage, err error) {
-	var names []netip.Addr
+// leased returns the addresses that have a lease in the folder, in their order.
+func (c Config) leased() (names []netip.Addr, err error) {
 	dir, err := store.Open(c.Dir)
 	if err == nil {
 		defer dir.Close()
@@ -123,8 +127,12 @@ func (c Config) usage() (list []Usage, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("lease folder: %w", err)
 	}
+	return names, nil
+}
+
+func (c Config) usage(leased []netip.Addr) (list []Usage) {
 	for _, set := range c.Sets {
-		list = append(list, set.usage(names))
+		list = append(list, set.usage(leased))
 	}
-	return list, nil
+	return list
 }

@@ -183,3 +183,25 @@ func TestPoolsOfOneNetwork(t *testing.T) {
 		t.Errorf("%d lines, want 1:\n%s", n, log.String())
 	}
 }
+
+// TestStatusOpensNoRecord: STATUS opens no record while each pod has a lease.
+func TestStatusOpensNoRecord(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	opened := openCounts(t, filepath.Join(store.Root, l.network), func() { l.ok(l.call("STATUS", "", "")) })
+	if opened[filepath.Base(l.recordOf("a"))] > 0 {
+		t.Error(opened)
+	}
+}
+
+// TestStatusAfterNewRange: STATUS opens no record although the leases of older pods are outside the range.
+func TestStatusAfterNewRange(t *testing.T) {
+	l := newLab(t, one)
+	l.mustGive("a", "10.1.2.2/24")
+	l.ipam = strings.Replace(l.ipam, "10.1.2.0/24", "10.1.3.0/24", 1)
+	l.mustGive("b", "10.1.3.2/24")
+	opened := openCounts(t, filepath.Join(store.Root, l.network), func() { l.ok(l.call("STATUS", "", "")) })
+	if opened[filepath.Base(l.recordOf("a"))] > 0 {
+		t.Error(opened)
+	}
+}

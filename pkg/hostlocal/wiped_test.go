@@ -155,16 +155,6 @@ func TestRestoredVFs(t *testing.T) {
 	}
 }
 
-// TestStatusOpensNoRecord: STATUS opens no record while each pod has a lease.
-func TestStatusOpensNoRecord(t *testing.T) {
-	l := newLab(t, one)
-	l.mustGive("a", "10.1.2.2/24")
-	opened := openCounts(t, filepath.Join(store.Root, l.network), func() { l.ok(l.call("STATUS", "", "")) })
-	if opened[filepath.Base(l.recordOf("a"))] > 0 {
-		t.Error(opened)
-	}
-}
-
 // GC restores no lease that it would remove again.
 func TestGCRestoresValid(t *testing.T) {
 	l := newLab(t, one)
