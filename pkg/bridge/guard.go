@@ -66,6 +66,9 @@ func restoreGuards(host *kernel.Node, log *slog.Logger, locks attachment.Locker,
 		return locks.Tolerate(err)
 	}
 	defer unlock()
+	if len(more) == 1 && compareGuards(host) == nil { // another ADD wrote the rules while this one waited for the lock
+		return ensureGuard(host, more[0])
+	}
 	pods, err := attachment.States[state](attachment.AllOf("bridge"))
 	if err != nil {
 		return err
