@@ -251,7 +251,7 @@ func TestFirstPodsOfVLAN(t *testing.T) {
 	}
 	l.Plugin = Plugin(numberedIPAM(t)).Run
 	l.Conf = l.Conf.With("ipam", object{"type": "numbered"})
-	const n = 200
+	const n = 50
 	pods := make([]lab, n)
 	for i := range pods {
 		pods[i] = l.other()
