@@ -336,16 +336,7 @@ func TestForgedFrames(t *testing.T) {
 		for _, g := range routerGuises(p.m) {
 			frames = append(frames, frame{"S-23 " + g.what, forgery, slices.Concat(p.v.mac, g.bytes[6:])})
 		}
-		frames = append(frames, frame{"the end", always, p.in4(unix.IPPROTO_UDP, 0, nil, datagram(1, 2))})
-		var sent [][]byte
-		for _, f := range frames {
-			sent = append(sent, f.bytes)
-		}
-		for i, arrived := range arrivals(sender, v, sent) {
-			if want := frames[i].kind == always || sender.id == "other"; arrived != want {
-				t.Errorf("%s from the pod %s: arrived %t, want %t", frames[i].what, sender.id, arrived, want)
-			}
-		}
+		sender.checkArrivals(v, frames...)
 	}
 	l.OK(guarded.check())
 }

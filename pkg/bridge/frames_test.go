@@ -135,6 +135,24 @@ func onOneCPU(send func() error) error {
 	return errors.Join(err, unix.SchedSetaffinity(0, &one), send(), unix.SchedSetaffinity(0, &before))
 }
 
+// lastFrame returns a harmless frame, which shows that all frames before it have arrived or been dropped.
+func (p pair) lastFrame() []byte { return p.in4(unix.IPPROTO_UDP, 0, nil, datagram(1, 2)) }
+
+// checkArrivals sends frames to a neighbour. Those of a guarded pod arrive if they are of the kind always, those of the pod "other" all.
+func (a attached) checkArrivals(to attached, frames ...frame) {
+	a.Helper()
+	frames = append(frames, frame{"the end", always, pair{a.station(), to.station()}.lastFrame()})
+	var sent [][]byte
+	for _, f := range frames {
+		sent = append(sent, f.bytes)
+	}
+	for i, arrived := range arrivals(a, to, sent) {
+		if want := frames[i].kind == always || a.id == "other"; arrived != want {
+			a.Errorf("%s from the pod %s: arrived %t, want %t", frames[i].what, a.id, arrived, want)
+		}
+	}
+}
+
 // arrivals sends frames between pods and returns which arrived. It waits for the last one, which no protection may drop.
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()

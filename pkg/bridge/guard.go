@@ -119,18 +119,20 @@ func removeGuard(host *kernel.Node, att *attachment.Attachment, st *state) error
 	return nil
 }
 
-// checkRecordedGuard compares the guard of the port's ADD with the kernel's. It only warns of the rules of another version, so that
-// neither an upgrade nor a return ends running pods, and of missing ones that protect nobody from spoofing.
+// checkRecordedGuard compares the guard of the port's ADD with the kernel's. It only warns of rules of another version, because a change of
+// the version must not end running pods, and of missing ones on a port without spoof protection.
 func (j *job) checkRecordedGuard(port kernel.Link, had Guard) error {
-	err := cmp.Or(guardDrift(j.host), compareGuards(j.host, had))
-	other, e := guardSchema().OfAnotherVersion(&j.host.NFT)
-	switch {
-	case e != nil:
-		return e
-	case plugin.IsDifferent(err) && (other || had.AnySource):
-		j.r.Log.Warn("STATUS, the next ADD and 'podlace reload' bring the rules of the port up to date", "port", had.Link, "error", err)
-		return nil
-	case err == nil && !had.AnySource && !port.Reserved:
+	err := guardDrift(j.host)
+	if err == nil {
+		err = compareGuards(j.host, had)
+	}
+	if plugin.IsDifferent(err) {
+		if other, e := guardSchema().OfAnotherVersion(&j.host.NFT); e == nil && (other || had.AnySource) {
+			j.r.Log.Warn("STATUS, the next ADD and 'podlace reload' bring the rules of the port up to date", "port", had.Link, "error", err)
+			return nil
+		}
+	}
+	if err == nil && !had.AnySource && !port.Reserved {
 		err = plugin.Differs("port %s: frames to reserved addresses bypass the guard, group_fwd_mask is missing", port.Name)
 	}
 	if plugin.IsDifferent(err) {

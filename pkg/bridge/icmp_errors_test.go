@@ -55,19 +55,10 @@ func TestICMPErrors(t *testing.T) {
 		frames = append(frames,
 			frame{"forged ICMP error behind IP options", forgery, p.in4(unix.IPPROTO_ICMP, 0, []byte{1, 1, 1, 0}, error4)},
 			frame{"forged ICMPv6 error behind options", forgery, ip6(p.v.mac, p.m.mac, p.m.v6, p.v.v6, 60,
-				slices.Concat(destinationOptions(58), error6))},
-			frame{"the end", always, p.in4(unix.IPPROTO_UDP, 0, nil, datagram(1, 2))})
-		var sent [][]byte
-		for _, f := range frames {
-			sent = append(sent, f.bytes)
-		}
-		for i, arrived := range arrivals(sender, v, sent) {
-			if want := frames[i].kind == always || sender.id == "other"; arrived != want {
-				t.Errorf("%s from the pod %s: arrived %t, want %t", frames[i].what, sender.id, arrived, want)
-			}
-		}
+				slices.Concat(destinationOptions(58), error6))})
+		sender.checkArrivals(v, frames...)
 		arrivals(sender, v, [][]byte{p.quoting4(node, 3, 4, node.v4, third.v4), p.quoting4(p.v, 3, 4, p.v.v4, third.v4),
-			p.quoting6(p.v, 2, p.v.v6, third.v6), frames[len(frames)-1].bytes})
+			p.quoting6(p.v, 2, p.v.v6, third.v6), p.lastFrame()})
 		if got := pathMTU(t, third.v4); (got == 1500) != (sender.id == "guarded") {
 			t.Errorf("after errors of the pod %s: the node's path MTU to %s is %d", sender.id, third.v4, got)
 		}

@@ -114,17 +114,24 @@ func compareMasquerade(host *kernel.Node, m MasqueradeSets) error {
 	return nil
 }
 
+// masqueradeChains returns the network's chains. has is false if there is none for packets of no connection.
+func masqueradeChains(host *kernel.Node, network string) (leaving, invalid nft.Chain, has bool, err error) {
+	t, err := host.NFT.Open(nft.MasqueradeTable)
+	if err != nil {
+		return leaving, invalid, false, err
+	}
+	m := MasqueradeSets{Network: network}
+	if leaving, _, err = t.Chain(m.chain(m.chainName())); err == nil {
+		invalid, has, err = t.Chain(m.chain(m.invalidName()))
+	}
+	return leaving, invalid, has, err
+}
+
 // lacksInvalid reports whether the network has all masquerade rules, and not the chain that drops packets of no connection, as those of an
 // older version.
 func lacksInvalid(host *kernel.Node, network string) bool {
-	m := MasqueradeSets{Network: network}
-	t, err := host.NFT.Open(nft.MasqueradeTable)
-	if err != nil {
-		return false
-	}
-	leaving, _, err := t.Chain(m.chain(m.chainName()))
-	_, has, e := t.Chain(m.chain(m.invalidName()))
-	return err == nil && e == nil && leaving.Uses == 2 && !has
+	leaving, _, has, err := masqueradeChains(host, network)
+	return err == nil && leaving.Uses == 2 && !has
 }
 
 // tolerateInvalid logs in CHECK that packets of no connection may leave with the pod's address, which harms no connection.
@@ -134,17 +141,8 @@ func (j *job) tolerateInvalid(err error) {
 
 // hasMasqueradeRules reports whether both chains have a rule for each address family. The kernel keeps the count, so ADD can afford it.
 func hasMasqueradeRules(host *kernel.Node, network string) (bool, error) {
-	t, err := host.NFT.Open(nft.MasqueradeTable)
-	if err != nil {
-		return false, err
-	}
-	m := MasqueradeSets{Network: network}
-	chain, _, err := t.Chain(m.chain(m.chainName()))
-	if err != nil || chain.Uses != 2 {
-		return false, err
-	}
-	chain, _, err = t.Chain(m.chain(m.invalidName()))
-	return chain.Uses == 2, err
+	leaving, invalid, _, err := masqueradeChains(host, network)
+	return leaving.Uses == 2 && invalid.Uses == 2, err
 }
 
 // missingMasquerade returns those prefixes of m that the kernel's sets lack.

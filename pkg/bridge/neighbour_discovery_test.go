@@ -108,19 +108,10 @@ func TestNeighbourDiscoveryMACs(t *testing.T) {
 		for _, mac := range macs {
 			frames = append(frames, p.wrongMACs(mac)...)
 		}
-		frames = append(frames, frame{"the end", always, p.in4(unix.IPPROTO_UDP, 0, nil, datagram(1, 2))})
-		var sent [][]byte
-		for _, f := range frames {
-			sent = append(sent, f.bytes)
-		}
-		for i, arrived := range arrivals(sender, v, sent) {
-			if want := frames[i].kind == always || sender.id == "other"; arrived != want {
-				t.Errorf("%s from the pod %s: arrived %t, want %t", frames[i].what, sender.id, arrived, want)
-			}
-		}
+		sender.checkArrivals(v, frames...)
 		toNode := pair{p.m, station{mac: node.Attrs().HardwareAddr, v6: linkLocal(node.Attrs().HardwareAddr)}}
 		end := p.in4(unix.IPPROTO_UDP, 0, nil, datagram(1, 3))
-		sent = nil
+		var sent [][]byte
 		for _, f := range append(toNode.discovery(), toNode.wrongMACs(unknown)...) {
 			sent = append(sent, f.bytes)
 		}

@@ -65,7 +65,7 @@ func Parse(r *plugin.Request) (Config, error) {
 	if err := r.DecodeWithin("ipam", &raw); err != nil {
 		return Config{}, err
 	}
-	cfg := Config{Dir: leaseDir(r.Network, raw.IPAM.DataDir), Strict: raw.IPAM.StrictStatus}
+	cfg := Config{Dir: LeaseDir(r.Network, raw.IPAM.DataDir), Strict: raw.IPAM.StrictStatus}
 	var errs []error
 	add := func(err error) { errs = append(errs, plugin.WithKey("ipam", err)) }
 	if raw.IPAM.DataDir != "" && !filepath.IsAbs(raw.IPAM.DataDir) {
@@ -91,7 +91,7 @@ func Parse(r *plugin.Request) (Config, error) {
 }
 
 // parseDir returns the lease folder for DEL and GC, which use the default in place of an invalid value.
-func parseDir(r *plugin.Request) string { return leaseDir(r.Network, dataDirOf(ipam.Object(r.Config))) }
+func parseDir(r *plugin.Request) string { return LeaseDir(r.Network, dataDirOf(ipam.Object(r.Config))) }
 
 func dataDirOf(object json.RawMessage) string {
 	var raw struct {
@@ -101,7 +101,8 @@ func dataDirOf(object json.RawMessage) string {
 	return raw.DataDir
 }
 
-func leaseDir(network, dataDir string) string {
+// LeaseDir returns the folder of a network's leases. An empty dataDir means DefaultDir.
+func LeaseDir(network, dataDir string) string {
 	if dataDir == "" {
 		dataDir = DefaultDir
 	}

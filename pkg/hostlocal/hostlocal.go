@@ -104,7 +104,7 @@ func del(r *plugin.Request) (err error) {
 			return err
 		}
 		if known = st.Addresses; st.IPAM != nil { // dataDir may have changed since ADD
-			paths = append(paths, leaseDir(r.Network, dataDirOf(st.IPAM)))
+			paths = append(paths, LeaseDir(r.Network, dataDirOf(st.IPAM)))
 		}
 	}
 	defer att.Close()

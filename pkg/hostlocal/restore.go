@@ -37,8 +37,7 @@ func restoreAll(log *slog.Logger, locks attachment.Locker, wanted func(attachmen
 
 // restoreLost restores for STATUS, which waits for no lock: everything if the folder has no boot file, otherwise only if the folder has
 // fewer leases of a family than the network has records, so that STATUS usually opens no record. Leases of dead pods can hide a missing one
-// from it.
-// Before the first ADD of a network in this boot, there is nothing to restore.
+// from it. Before the first ADD of a network in this boot, there is nothing to restore.
 func restoreLost(cfg Config, leased []netip.Addr, r *plugin.Request) error {
 	networks, err := attachment.Networks()
 	if err != nil || !slices.Contains(networks, r.Network) {
@@ -118,7 +117,7 @@ func missing(rec attachment.Record) (path string, lost []lease) {
 	if st.Chained {
 		network += ipam.ChainedSuffix
 	}
-	path = leaseDir(network, dataDirOf(st.IPAM))
+	path = LeaseDir(network, dataDirOf(st.IPAM))
 	for ifname, addresses := range rec.Addresses() {
 		for _, p := range addresses {
 			if _, err := os.Lstat(filepath.Join(path, p.Addr().String())); errors.Is(err, fs.ErrNotExist) {

@@ -15,7 +15,7 @@ import (
 
 // BootFile returns the path of the file in a network's lease folder that only this plugin needs, and whether it exists.
 func BootFile(network, dataDir string) (path string, ok bool) {
-	path = filepath.Join(leaseDir(network, dataDir), bootFile)
+	path = filepath.Join(LeaseDir(network, dataDir), bootFile)
 	_, err := os.Stat(path)
 	return path, err == nil
 }
@@ -29,7 +29,7 @@ func RemoveBootFile(network, dataDir string) error {
 // RemoveFolder removes a network's lease folder if it has no lease and no file of another program. It returns the path of the removed
 // folder, or "".
 func RemoveFolder(network, dataDir string) (removed string, err error) {
-	path := leaseDir(network, dataDir)
+	path := LeaseDir(network, dataDir)
 	dir, err := store.Open(path)
 	if err != nil {
 		return "", ignoreMissing(err)

@@ -239,7 +239,7 @@ func (d *Dir) replaceFile(name string, mode fs.FileMode, fill func(*os.File) err
 }
 
 // Overwrite writes data to a file in place. It creates a missing file, and replaces one that is not regular. A kill during the write
-// leaves the file empty or incomplete, and no temporary file, which nobody would remove.
+// leaves the file empty or incomplete. An atomic replace would leave a temporary file instead, which nobody removes.
 func (d *Dir) Overwrite(name string, data []byte, mode fs.FileMode) error {
 	if err := d.checkSize(name, data); err != nil {
 		return err

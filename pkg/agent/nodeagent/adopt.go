@@ -44,7 +44,7 @@ func leaseFolder(configuration []byte) string {
 	_ = json.Unmarshal(configuration, &list) // what cannot be read is unknown
 	for _, p := range append(list.Plugins, list.entry) {
 		if plugin.Kind(p.IPAM.Type) == "host-local" || p.Type == "flannel" {
-			return filepath.Join(cmp.Or(p.IPAM.DataDir, hostlocal.DefaultDir), list.Name)
+			return hostlocal.LeaseDir(list.Name, p.IPAM.DataDir)
 		}
 	}
 	return ""
