@@ -29,16 +29,12 @@ func SendFrame(from, to *sandbox.Pod, ifname string, limit time.Duration) error 
 		return fmt.Errorf("%s: %w", from.Name, err)
 	}
 	defer unix.Close(sender)
-	wait := unix.NsecToTimeval(int64(limit))
-	if err := unix.SetsockoptTimeval(receiver, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
-		return err
-	}
 	message := append([]byte("\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5"), from.Name...)
 	if _, err := unix.Write(sender, message); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
 	b := make([]byte, 1500)
-	n, err := unix.Read(receiver, b)
+	n, _, err := ReceiveFrame(receiver, b, limit)
 	if err != nil {
 		return fmt.Errorf("receive: %w", err)
 	}
@@ -46,6 +42,20 @@ func SendFrame(from, to *sandbox.Pod, ifname string, limit time.Duration) error 
 		return errors.New("another frame arrived")
 	}
 	return nil
+}
+
+// ReceiveFrame reads the next frame of a packet socket. A signal does not end the wait, although the kernel interrupts a read with a time
+// limit.
+func ReceiveFrame(socket int, b []byte, limit time.Duration) (n int, from unix.Sockaddr, err error) {
+	wait := unix.NsecToTimeval(int64(limit))
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
+		return 0, nil, err
+	}
+	for {
+		if n, from, err = unix.Recvfrom(socket, b, 0); !errors.Is(err, unix.EINTR) {
+			return n, from, err
+		}
+	}
 }
 
 func packetSocket(ifname string) (int, error) {

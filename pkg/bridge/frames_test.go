@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/integration/harness"
 )
 
 // station is the MAC and the addresses of a pod, as its neighbours on the bridge see them.
@@ -157,7 +159,6 @@ func (a attached) checkArrivals(to attached, frames ...frame) {
 func arrivals(from, to attached, frames [][]byte) []bool {
 	to.Helper()
 	out, in := from.tap(), to.tap()
-	_ = unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
 	if err := onOneCPU(func() (err error) {
 		for _, f := range frames {
 			_, failed := unix.Write(out, f)
@@ -170,7 +171,7 @@ func arrivals(from, to attached, frames [][]byte) []bool {
 	seen := make([]bool, len(frames))
 	buf := make([]byte, 2048)
 	for deadline := time.Now().Add(10 * time.Second); !seen[len(frames)-1]; {
-		n, _, err := unix.Recvfrom(in, buf, 0)
+		n, _, err := harness.ReceiveFrame(in, buf, 5*time.Second)
 		if err != nil || time.Now().After(deadline) {
 			to.Fatalf("the last frame did not arrive: %v", err)
 		}

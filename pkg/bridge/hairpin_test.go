@@ -4,14 +4,15 @@ package bridge
 
 import (
 	"bytes"
-	"errors"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/nft"
 )
@@ -20,13 +21,9 @@ import (
 // frames.
 func (l lab) copiesUntil(tap int, last []byte, frames ...frame) map[string]int {
 	l.Helper()
-	_ = unix.SetsockoptTimeval(tap, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
 	copies, buf := map[string]int{}, make([]byte, 2048)
 	for {
-		n, from, err := unix.Recvfrom(tap, buf, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
+		n, from, err := harness.ReceiveFrame(tap, buf, 5*time.Second)
 		if err != nil {
 			l.Fatalf("the last frame did not arrive: %v", err)
 		}

@@ -4,15 +4,16 @@ package bridge
 
 import (
 	"bytes"
-	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/iptables"
 )
@@ -79,13 +80,9 @@ func (a attached) leavesUnmasqueraded(pod attached, is4 bool) (found []string) {
 	if _, err := unix.Write(out, end(pod.bridgeMAC(), s.mac, src, to, 1000, 2000, "the end")); err != nil {
 		a.Fatal(err)
 	}
-	_ = unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
 	buf := make([]byte, 2048)
 	for {
-		n, _, err := unix.Recvfrom(in, buf, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
+		n, _, err := harness.ReceiveFrame(in, buf, 5*time.Second)
 		if err != nil {
 			a.Fatalf("IPv4 %t: the last packet did not leave: %v", is4, err)
 		}

@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 )
 
@@ -56,10 +58,9 @@ func TestPortWithoutAddressesIsSilent(t *testing.T) {
 	if _, err := unix.Write(m.tap(), end); err != nil {
 		t.Fatal(err)
 	}
-	_ = unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20})
 	buf := make([]byte, 2048)
 	for !bytes.Equal(buf[:len(end)], end) {
-		n, _, err := unix.Recvfrom(in, buf, 0)
+		n, _, err := harness.ReceiveFrame(in, buf, 20*time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,9 +10,12 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/podlace/podlace/integration/harness"
 )
 
 // linkOption is a source (1) or target (2) link-layer address option of neighbour discovery (RFC 4861 section 4.6.1).
@@ -165,11 +168,10 @@ func TestGuardedDuplicateDetection(t *testing.T) {
 
 // awaitProbe waits until a tap gets a duplicate address detection of the given length.
 func awaitProbe(tap int, address netip.Addr, length int) error {
-	_ = unix.SetsockoptTimeval(tap, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20})
 	head := slices.Concat(be(uint16(length)), []byte{58, 255}, make([]byte, 16))
 	buf := make([]byte, 2048)
 	for {
-		n, _, err := unix.Recvfrom(tap, buf, 0)
+		n, _, err := harness.ReceiveFrame(tap, buf, 20*time.Second)
 		if err != nil {
 			return err
 		}
