@@ -169,7 +169,7 @@ func TestIPTablesMasquerade(t *testing.T) {
 	}
 }
 
-func natTable(t *testing.T, is4 bool) iptables.NAT {
+func natTable(t *testing.T, is4 bool) iptables.Table {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
 	if err != nil {

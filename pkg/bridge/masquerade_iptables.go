@@ -123,7 +123,7 @@ func (j *job) checkIPTables(is4 bool, addresses []netip.Prefix) error {
 }
 
 // compareLeaving compares rules with those of leavingLines.
-func (j *job) compareLeaving(rules iptables.NAT, chain string, addresses []netip.Prefix, what, stays, leaves string) error {
+func (j *job) compareLeaving(rules iptables.Table, chain string, addresses []netip.Prefix, what, stays, leaves string) error {
 	except := ofFamily(j.cfg.Masquerade.Except, addresses[0].Addr().Is4())
 	for _, a := range addresses {
 		if len(rules.Rules("POSTROUTING", "-s "+a.Addr().String()+"/", "-j "+chain+" ")) == 0 || len(rules.Rules(chain, "-j "+leaves+" ")) == 0 {
@@ -171,7 +171,7 @@ func restoreIPTables(log *slog.Logger, pods []attachment.Of[state], is4, wait bo
 }
 
 // missingLines returns the lines that write the chains of those pods that lack theirs.
-func missingLines(has iptables.NAT, pods []attachment.Of[state], is4 bool,
+func missingLines(has iptables.Table, pods []attachment.Of[state], is4 bool,
 	write func(attachment.Key, bool, []netip.Prefix, []netip.Prefix) []string) (lines []string) {
 	for _, pod := range pods {
 		if chain := masqueradeChain(pod.Key); len(has.Rules("POSTROUTING", "-j "+chain+" ")) == 0 || len(has.Rules(chain)) == 0 {

@@ -164,7 +164,7 @@ func TestIPTablesMasqueradeOfTheReference(t *testing.T) {
 	}
 	backend, of := "iptables", key("net", "a")
 	chain := masqueradeChain(of)
-	written := func(write func() error) (tables []iptables.NAT) {
+	written := func(write func() error) (tables []iptables.Table) {
 		if err := write(); err != nil {
 			t.Fatal(err)
 		}

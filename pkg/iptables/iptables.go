@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables reads and changes the nat tables of iptables and ip6tables. It starts the node's iptables programs for this, but removes
-// chains in nf_tables without them.
+// Package iptables reads and changes the nat and mangle tables of iptables and ip6tables. It starts the node's iptables programs for this,
+// but removes chains in nf_tables without them.
 package iptables
 
 import (
@@ -13,14 +13,14 @@ import (
 	"github.com/podlace/podlace/pkg/store"
 )
 
-// lockFile is the file that each Podlace process locks before it changes a nat table.
+// lockFile is the file that each Podlace process locks before it changes a table.
 const lockFile = ".iptables"
 
-// NAT is the nat or mangle table of one address family: the rules of each chain in the format of iptables-save, each ending with a space.
-type NAT map[string][]string
+// Table is the nat or mangle table of one address family: the rules of each chain in the format of iptables-save, each ending with a space.
+type Table map[string][]string
 
-func parse(out string) NAT {
-	t := NAT{}
+func parse(out string) Table {
+	t := Table{}
 	for line := range strings.Lines(out) {
 		line = strings.TrimSuffix(line, "\n") + " "
 		if chain, ok := strings.CutPrefix(line, ":"); ok {
@@ -35,13 +35,13 @@ func parse(out string) NAT {
 }
 
 // HasChain reports whether the table has the chain.
-func (t NAT) HasChain(name string) bool {
+func (t Table) HasChain(name string) bool {
 	_, ok := t[name]
 	return ok
 }
 
 // Rules returns the rules of a chain that contain all parts. A rule has the form "-A CHAIN ... ".
-func (t NAT) Rules(chain string, parts ...string) []string {
+func (t Table) Rules(chain string, parts ...string) []string {
 	var found []string
 next:
 	for _, rule := range t[chain] {
@@ -56,7 +56,7 @@ next:
 }
 
 // Deletions returns iptables-restore lines that delete the parent's rules which jump to chain.
-func (t NAT) Deletions(parent, chain string) []string {
+func (t Table) Deletions(parent, chain string) []string {
 	var lines []string
 	for _, rule := range t.Rules(parent, "-j "+chain+" ") {
 		lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
@@ -77,7 +77,7 @@ type Edit struct {
 	wait    []string // arguments with the time that iptables-restore waits for the xtables lock
 	dir     *store.Dir
 	lock    *store.Lock
-	read    NAT
+	read    Table
 }
 
 // Open takes the lock and reads the nat table with one process. Unless wait is set, Open and Apply return a busy error if another process
@@ -105,10 +105,10 @@ func open(program, table string, wait bool) (*Edit, error) {
 }
 
 // NAT returns the nat table as Open read it.
-func (e *Edit) NAT() NAT { return e.read }
+func (e *Edit) NAT() Table { return e.read }
 
 // Mangle reads the mangle table with one process.
-func (e *Edit) Mangle() (NAT, error) { return readTable(e.program, "mangle", e.lock.File()) }
+func (e *Edit) Mangle() (Table, error) { return readTable(e.program, "mangle", e.lock.File()) }
 
 // Apply applies all lines of a table, or none if one is invalid, with one process. They have the format of iptables-restore, where
 // ":CHAIN - [0:0]" creates an empty chain, or deletes all rules of an existing one.

@@ -60,7 +60,7 @@ func TestNAT(t *testing.T) {
 			t.Errorf("%s %q:\n%s", c.chain, c.parts, diff)
 		}
 	}
-	if (NAT{}).HasChain("x") || (NAT{}).Rules("x") != nil {
+	if (Table{}).HasChain("x") || (Table{}).Rules("x") != nil {
 		t.Error("an empty table holds something")
 	}
 }
@@ -73,7 +73,7 @@ func needIPTables(t *testing.T) {
 }
 
 // apply changes the nat table by the lines that lines returns for its current content.
-func apply(is4 bool, lines func(NAT) []string) error {
+func apply(is4 bool, lines func(Table) []string) error {
 	e, err := Open(is4, true)
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func TestEdit(t *testing.T) {
 	kerneltest.EmptyNFT(t)
 	for _, is4 := range []bool{true, false} {
 		edit := func(lines ...string) error {
-			return apply(is4, func(NAT) []string { return lines })
+			return apply(is4, func(Table) []string { return lines })
 		}
 		kerneltest.Must(t, edit(), RemoveChain("POSTROUTING", "KT-A"))
 		kerneltest.Must(t, edit(":KT-A - [0:0]", ":KT-B - [0:0]", "-A KT-A -p tcp -j ACCEPT", "-A POSTROUTING -j KT-A", "-A POSTROUTING -j KT-A",
@@ -118,7 +118,7 @@ func TestEditParallel(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range 6 {
 		group.Go(func() {
-			err := apply(true, func(nat NAT) []string {
+			err := apply(true, func(nat Table) []string {
 				lines := []string{fmt.Sprintf("-A KT-SHARED -p tcp --dport %d -j ACCEPT", 1000+i)}
 				if !nat.HasChain("KT-SHARED") {
 					lines = append([]string{":KT-SHARED - [0:0]"}, lines...)

@@ -16,19 +16,19 @@ import (
 
 // List returns those of the given chains of the nat table that exist. It starts one process per chain and one for the version of iptables,
 // which is slow, so only CHECK calls it.
-func List(is4 bool, chains ...string) (NAT, error) { return listBy(name(is4), "nat", chains) }
+func List(is4 bool, chains ...string) (Table, error) { return listBy(name(is4), "nat", chains) }
 
 // ListMangle is List for the mangle table.
-func ListMangle(is4 bool, chains ...string) (NAT, error) {
+func ListMangle(is4 bool, chains ...string) (Table, error) {
 	return listBy(name(is4), "mangle", chains)
 }
 
 // ListLegacy is List for legacy xtables.
-func ListLegacy(is4 bool, chains ...string) (NAT, error) {
+func ListLegacy(is4 bool, chains ...string) (Table, error) {
 	return listBy(legacyProgram(is4), "nat", chains)
 }
 
-func listBy(program, table string, chains []string) (NAT, error) {
+func listBy(program, table string, chains []string) (Table, error) {
 	path, err := lookPath(program)
 	if err != nil {
 		return nil, err
@@ -38,9 +38,9 @@ func listBy(program, table string, chains []string) (NAT, error) {
 
 // listWithin limits the total time, because the iptables library limits only the wait for the xtables lock. A process that hangs continues
 // to run, but does no harm: it holds no lock of Podlace and changes nothing.
-func listWithin(most time.Duration, path, table string, chains []string) (NAT, error) {
+func listWithin(most time.Duration, path, table string, chains []string) (Table, error) {
 	done := make(chan struct{})
-	var nat NAT
+	var nat Table
 	var err error
 	go func() {
 		defer close(done)
@@ -54,7 +54,7 @@ func listWithin(most time.Duration, path, table string, chains []string) (NAT, e
 	}
 }
 
-func list(path, from string, chains []string) (NAT, error) {
+func list(path, from string, chains []string) (Table, error) {
 	for _, variable := range os.Environ() { // the library passes on the environment, which may name another module folder
 		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "XTABLES_") {
 			os.Unsetenv(name)
@@ -64,7 +64,7 @@ func list(path, from string, chains []string) (NAT, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	nat := NAT{}
+	nat := Table{}
 	for _, chain := range chains {
 		lines, err := table.List(from, chain)
 		var exit *iptables.Error

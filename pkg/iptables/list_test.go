@@ -22,7 +22,7 @@ func TestList(t *testing.T) {
 	t.Setenv("XTABLES_LIBDIR", t.TempDir()) // without modules no rule can be printed
 	for _, is4 := range []bool{true, false} {
 		empty, err := List(is4, "POSTROUTING", "KT-A")
-		if diff := cmp.Diff(NAT{"POSTROUTING": nil}, empty); err != nil || diff != "" {
+		if diff := cmp.Diff(Table{"POSTROUTING": nil}, empty); err != nil || diff != "" {
 			t.Errorf("an empty table: %v\n%s", err, diff)
 		}
 	}
@@ -30,7 +30,7 @@ func TestList(t *testing.T) {
 		t.Errorf("List made %s, %v", out, err)
 	}
 	for _, is4 := range []bool{true, false} {
-		kerneltest.Must(t, apply(is4, func(NAT) []string {
+		kerneltest.Must(t, apply(is4, func(Table) []string {
 			return []string{":KT-A - [0:0]", ":KT-B - [0:0]", `-A KT-A -p tcp -m comment --comment "name: \"n\"" -m tcp --dport 80 -j KT-B`,
 				"-A POSTROUTING -j KT-A"}
 		}))

@@ -82,7 +82,7 @@ func lookPath(name string) (string, error) {
 	return "", &MissingProgram{name}
 }
 
-func readTable(program, table string, hold *os.File) (NAT, error) {
+func readTable(program, table string, hold *os.File) (Table, error) {
 	out, err := run(program, "-save", "", hold, "-t", table)
 	return parse(out), err
 }

@@ -91,7 +91,7 @@ func TestCheckDetectsIPTables(t *testing.T) {
 	} {
 		l.OK(l.Call("ADD", "a"))
 		l.OK(l.Call("CHECK", "a"))
-		applyIPTables(t, c.is4, func(nat iptables.NAT) (lines []string) {
+		applyIPTables(t, c.is4, func(nat iptables.Table) (lines []string) {
 			for _, rule := range nat.Rules(c.chain, c.part) {
 				lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
 			}
@@ -125,7 +125,7 @@ func TestCheckDetectsAhead(t *testing.T) {
 		"POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE": false,
 		dnatChain + " -j LOG":                                     false,
 	} {
-		applyIPTables(t, true, func(iptables.NAT) []string {
+		applyIPTables(t, true, func(iptables.Table) []string {
 			chain, rest, _ := strings.Cut(rule, " ")
 			return []string{"-I " + chain + " 1 " + rest}
 		})
@@ -134,7 +134,7 @@ func TestCheckDetectsAhead(t *testing.T) {
 		} else {
 			l.OK(l.Call("CHECK", "a"))
 		}
-		applyIPTables(t, true, func(iptables.NAT) []string { return []string{"-D " + rule} })
+		applyIPTables(t, true, func(iptables.Table) []string { return []string{"-D " + rule} })
 		l.OK(l.Call("CHECK", "a"))
 	}
 	l.OK(l.Call("DEL", "a"))
@@ -191,7 +191,7 @@ func TestForeignElements(t *testing.T) {
 	}
 }
 
-func natTable(t testing.TB, is4 bool) iptables.NAT {
+func natTable(t testing.TB, is4 bool) iptables.Table {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
 	if err != nil {
@@ -202,7 +202,7 @@ func natTable(t testing.TB, is4 bool) iptables.NAT {
 }
 
 // applyIPTables changes the nat table of iptables.
-func applyIPTables(t *testing.T, is4 bool, lines func(iptables.NAT) []string) {
+func applyIPTables(t *testing.T, is4 bool, lines func(iptables.Table) []string) {
 	t.Helper()
 	table, err := iptables.Open(is4, true)
 	if err != nil {

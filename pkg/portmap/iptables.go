@@ -99,7 +99,7 @@ func (of iptablesRules) conditionsOf(is4 bool) (key string, words []string) {
 }
 
 // familyLines returns the iptables-restore lines that forward the ports of one address of the pod.
-func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.Prefix) ([]string, error) {
+func (st portState) familyLines(nat iptables.Table, key attachment.Key, pod netip.Prefix) ([]string, error) {
 	own := ports.OfFamily(st.Ports, pod.Addr().Is4())
 	if len(own) == 0 {
 		return nil, nil
@@ -113,7 +113,7 @@ func (st portState) familyLines(nat iptables.NAT, key attachment.Key, pod netip.
 }
 
 // jumpsToHostports reports whether the base chains jump to the chain of all hostPorts.
-func jumpsToHostports(nat iptables.NAT) bool {
+func jumpsToHostports(nat iptables.Table) bool {
 	return nat.HasChain(dnatChain) && len(nat.Rules("PREROUTING", "-j "+dnatChain+" ")) > 0 &&
 		len(nat.Rules("OUTPUT", "-j "+dnatChain+" ")) > 0
 }
@@ -165,7 +165,7 @@ func restoreFamily(is4 bool, all []recordedPorts, wait bool, log *slog.Logger) (
 }
 
 // missingLines returns the iptables-restore lines of missing rules, and an error for each attachment whose lines cannot be written.
-func missingLines(nat iptables.NAT, all []recordedPorts, is4 bool) (lines []string, err error) {
+func missingLines(nat iptables.Table, all []recordedPorts, is4 bool) (lines []string, err error) {
 	for _, rec := range all {
 		if !rec.byIPTables(is4) {
 			continue
@@ -196,7 +196,7 @@ func uniqueLines(lines []string) (out []string) {
 }
 
 // sharedLines returns the lines of the missing rules that all pods share.
-func sharedLines(nat iptables.NAT, snat bool, of iptablesRules) []string {
+func sharedLines(nat iptables.Table, snat bool, of iptablesRules) []string {
 	var chains, rules []string
 	need := func(chain, rule string, parts ...string) {
 		if len(nat.Rules(chain, parts...)) == 0 {
@@ -278,7 +278,7 @@ func hostIPFirst(list []ports.Port) []ports.Port {
 
 // jumpLines returns the iptables-restore lines of the rules that jump to the pod's chain, and of the removal of stale ones. Rules for ports
 // with a hostIP precede those without, also those of other pods.
-func jumpLines(nat iptables.NAT, key attachment.Key, of iptablesRules, list []ports.Port) []string {
+func jumpLines(nat iptables.Table, key attachment.Key, of iptablesRules, list []ports.Port) []string {
 	chain := podChain(key)
 	lines := nat.Deletions(dnatChain, chain)
 	_, words := of.conditionsOf(list[0].To.Addr().Is4())

@@ -53,7 +53,7 @@ func checkIPTables(key attachment.Key, list []ports.Port) error {
 	return nil
 }
 
-func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
+func checkRules(nat iptables.Table, chain string, list []ports.Port) error {
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
 		if len(nat.Rules(hook, "-j "+dnatChain+" ")) == 0 {
 			return plugin.Differs("iptables chain %s: the jump to %s is missing", hook, dnatChain)
@@ -67,7 +67,7 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 		if !led[fmt.Sprint(p.Protocol, p.Port)] {
 			return plugin.Differs("hostPort %s: in iptables chain %s the jump to %s is missing", p, dnatChain, chain)
 		}
-		rules := iptables.NAT{chain: own[p.Port]}
+		rules := iptables.Table{chain: own[p.Port]}
 		match := "-p " + p.Protocol + " "
 		marks := len(rules.Rules(chain, match)) - len(rules.Rules(chain, match, "-j DNAT "))
 		if len(rules.Rules(chain, match, "--to-destination "+p.To.String()+" ")) == 0 || p.SNAT && marks == 0 {
@@ -79,7 +79,7 @@ func checkRules(nat iptables.NAT, chain string, list []ports.Port) error {
 
 // checkForeignRules fails if a rule of another program keeps packets from Podlace's rules: in the hostPort chains, any that ends the
 // evaluation of the chain; in PREROUTING and OUTPUT, one that matches every packet. It is not removed, because the nat table is shared.
-func checkForeignRules(nat iptables.NAT, chain string) error {
+func checkForeignRules(nat iptables.Table, chain string) error {
 	for _, place := range []struct{ chain, ours string }{
 		{"PREROUTING", dnatChain}, {"OUTPUT", dnatChain}, {dnatChain, chain}, {chain, ""},
 	} {
@@ -103,7 +103,7 @@ func checkForeignRules(nat iptables.NAT, chain string) error {
 }
 
 // checkMasquerade fails if a pod's chain marks packets but the masquerade rules for this mark are missing.
-func checkMasquerade(nat iptables.NAT, chain string) error {
+func checkMasquerade(nat iptables.Table, chain string) error {
 	if len(nat.Rules(chain, "-j "+markChain+" ")) == 0 {
 		return nil // another program's chain marks the packets, or none does
 	}
@@ -118,7 +118,7 @@ func checkMasquerade(nat iptables.NAT, chain string) error {
 }
 
 // portsJumpingTo returns the node ports with a jump to the pod's chain, each with its protocol as prefix, such as tcp80.
-func portsJumpingTo(nat iptables.NAT, chain string) map[string]bool {
+func portsJumpingTo(nat iptables.Table, chain string) map[string]bool {
 	led := map[string]bool{}
 	for _, rule := range nat.Rules(dnatChain, "-j "+chain+" ") {
 		for port := range strings.SplitSeq(valueOf(rule, "--dports"), ",") {

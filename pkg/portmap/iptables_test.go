@@ -25,7 +25,7 @@ func testKey() attachment.Key {
 	return attachment.Key{Network: "podlace", ContainerID: "0123456789abcdef", IfName: "eth0"}
 }
 
-func emptyNAT() iptables.NAT { return iptables.NAT{} }
+func emptyNAT() iptables.Table { return iptables.Table{} }
 
 // The chain of a pod has the same name as in the reference plugin.
 func TestPodChain(t *testing.T) {
@@ -41,7 +41,7 @@ func TestPodChain(t *testing.T) {
 }
 
 // generatedLines returns the iptables-restore lines of one ADD for both address families.
-func generatedLines(t *testing.T, keys string, nat4 iptables.NAT) string {
+func generatedLines(t *testing.T, keys string, nat4 iptables.Table) string {
 	t.Helper()
 	cfg, err := parsed(keys)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 func TestManyPorts(t *testing.T) {
 	const chain = "CNI-DN-X"
 	jump := func(from string) []string { return []string{"-A " + from + " -j " + dnatChain + " "} }
-	nat := iptables.NAT{"PREROUTING": jump("PREROUTING"), "OUTPUT": jump("OUTPUT")}
+	nat := iptables.Table{"PREROUTING": jump("PREROUTING"), "OUTPUT": jump("OUTPUT")}
 	var list []ports.Port
 	for i := range uint16(2000) {
 		p := ports.Port{Protocol: "tcp", Port: 20000 + i, To: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.5"), 80)}

@@ -198,7 +198,7 @@ func TestExternalChain(t *testing.T) {
 	l.Conf = l.Conf.With("externalSetMarkChain", "KUBE-MARK-MASQ")
 	l.Fails(l.Call("ADD", "a"), plugin.CodeConfig, "externalSetMarkChain KUBE-MARK-MASQ: no such chain")
 	for _, is4 := range []bool{true, false} {
-		applyIPTables(t, is4, func(iptables.NAT) []string { return []string{":KUBE-MARK-MASQ - [0:0]"} })
+		applyIPTables(t, is4, func(iptables.Table) []string { return []string{":KUBE-MARK-MASQ - [0:0]"} })
 	}
 	l.OK(l.Call("ADD", "a"))
 	l.OK(l.Call("CHECK", "a"))
