@@ -184,9 +184,8 @@ func TestRollbackOfTheDead(t *testing.T) {
 	pod, live := newPod(t, "old"), newPod(t, "live")
 	ours.mustAdd(t, "old", pod)
 	mixedNetwork(t, "nftables", harness.BinDir(), 7451).mustAdd(t, "live", live)
-	if err := pod.Close(); err != nil {
-		t.Fatal(err)
-	}
+	kernelIsSlow, err := os.Open(pod.Path) // to delete the namespace with its interface
+	kerneltest.Must(t, err, pod.Close())
 	unknown := mixedNetwork(t, "nftables", harness.BinDir(), 7450, `"mixed"`, `"another"`)
 	if out, err := runRollback(t, unknown, "--yes"); err == nil ||
 		!strings.Contains(out, "no configuration of this network names the plugin bridge") ||
@@ -194,6 +193,7 @@ func TestRollbackOfTheDead(t *testing.T) {
 		t.Errorf("without the configuration: %v\n%s", err, out)
 	}
 	mustRollback(t, ours, "--yes")
+	kernelIsSlow.Close()
 	theirs.del(t, "old", pod)
 	theirs.del(t, "live", live)
 	kerneltest.NoLeak(t, before, oracleOptions())

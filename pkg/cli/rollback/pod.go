@@ -87,12 +87,12 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 	return fmt.Errorf("%w: the configurations of %s were read, --conf-dir names another folder", err, j.ConfDir)
 }
 
-// isAlive reports whether an attachment's interface still exists. If another project's plugin made it, the pod's namespace must have an
+// isAlive reports whether an attachment's interface still exists, and not only because the kernel is slow to delete it. If another project's plugin made it, the pod's namespace must have an
 // interface with one of the addresses to which ports are forwarded.
 func (j *job) isAlive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
-	if _, ok := records["bridge"]; ok {
-		_, alive, err := j.host.Link(key.HostVeth())
-		return alive, err
+	if rec, ok := records["bridge"]; ok {
+		_, exists, err := j.host.Link(key.HostVeth())
+		return exists && !plugin.NetnsEnded(rec.Netns), err
 	}
 	var targets []netip.Addr
 	path := ""

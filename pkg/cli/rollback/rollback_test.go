@@ -128,7 +128,7 @@ func TestNoConfiguration(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
-	writeRecord(t, "bridge", "none", "c", "/run/netns/none", plugin.Pod{},
+	writeRecord(t, "bridge", "none", "c", "/proc/self/ns/net", plugin.Pod{},
 		map[string]any{"masquerade": "nftables", "addresses": []string{"10.1.2.3/24"}})
 	out, err := dryRun(Options{ConfDir: "/conf"})
 	if err == nil || !strings.HasPrefix(out, "container c, eth0 in network none\n") || !strings.Contains(out,
@@ -193,7 +193,7 @@ func TestAtOnce(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		t.Cleanup(func() { _ = exec.Command("ip", "link", "del", link).Run() })
-		writeRecord(t, "bridge", "once", fmt.Sprint("pod", i), "/run/netns/none", plugin.Pod{},
+		writeRecord(t, "bridge", "once", fmt.Sprint("pod", i), "/proc/self/ns/net", plugin.Pod{},
 			map[string]any{"guard": map[string]any{"link": link, "mac": "02:00:00:00:00:01"}})
 	}
 	var group sync.WaitGroup
