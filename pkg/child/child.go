@@ -23,6 +23,10 @@ var ErrTimeout = errors.New("no answer in time")
 // maxOutput is the maximum size of a program's stored output in bytes.
 const maxOutput = 16 << 20
 
+// pipeTimeout limits the wait for the output of a program that has ended, because a daemon that it started may keep the pipes open. On a
+// busy machine, even the output that is already there may be read late.
+const pipeTimeout = 10 * time.Second
+
 // Buffer stores the output of a program, up to 16 MiB.
 type Buffer struct{ bytes.Buffer }
 
@@ -41,7 +45,7 @@ func Run(cmd *exec.Cmd, timeout time.Duration, hold *os.File) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = time.Second // a grandchild may keep the pipes open
+	cmd.WaitDelay = pipeTimeout
 	if hold != nil {
 		cmd.ExtraFiles = []*os.File{hold}
 	}
