@@ -79,8 +79,8 @@ pod: build ## run the scenarios of integration/plugins and integration/faults wi
 # How a goroutine starts.
 GOROUTINE := (^|[;{])[[:space:]]*go [A-Za-z_]|[.]Go[(]|AfterFunc[(]|errgroup|httptest[.]New
 
-# Every package of pkg/ and integration/ whose code or tests start goroutines, but for those that only drive programs: the race detector
-# does not see into the programs.
+# Every package of pkg/ and integration/ whose code or tests start goroutines, but for those that mostly drive programs, into which the race
+# detector does not see.
 RACE = $(filter-out ./integration/docs/ ./integration/e2e/% ./integration/faults/ ./integration/harness/% ./integration/plugins/, \
   $(sort $(dir $(shell grep -rlE '$(GOROUTINE)' --include='*.go' ./pkg ./integration))))
 
@@ -211,7 +211,7 @@ soak: build ## random verbs, kills, flushes and losses on a node with 208 pods f
 	@PODLACE_BIN=$(CURDIR)/$(BIN) go test -v -count=1 -timeout 0 -run '^TestSoak$$' ./integration/faults -args -pods 208 -seed $$RANDOM$$RANDOM -for 12m $(ARGS)
 
 .PHONY: upgrade
-upgrade: build ## upgrade a node with 20 pods from the programs of the last tag to this tree's, and back; FROM=commit
+upgrade: build ## upgrade a node with 20 pods from the programs of the last tag, or of the day before, to this tree's, and back; FROM=commit
 	@FROM='$(FROM)' scripts/upgrade-test.sh '$(CACHE)/upgrade' $(ARGS)
 
 .PHONY: mutants

@@ -4,7 +4,7 @@
 # those of the long targets.
 set -euo pipefail
 packages=(nftables iptables iproute2 containerd runc busybox-static util-linux strace gcc libc6-dev openssl procps)
-[ "${1:-}" != nightly ] || packages+=(conmon skopeo qemu-user-static rpm chromium-headless-shell zstd xz-utils binutils python3)
+[ "${1:-}" != nightly ] || packages+=(conmon skopeo qemu-user-static rpm chromium-headless-shell zstd xz-utils binutils python3 bsdextrautils)
 missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

@@ -24,7 +24,7 @@ mkdir -p "$cache/images"
 exec 9>"$cache/images/.lock"
 flock 9
 if [ ! -e "$to" ]; then
-  echo "making the images of the e2e tests in $to, once" >&2
+  echo "making the images of the e2e tests in $to, once: about a minute" >&2
   start=$SECONDS
   new=$cache/images/.new # this process has the lock, so the files here are from an interrupted build
   rm -rf "$new"

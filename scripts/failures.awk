@@ -52,5 +52,5 @@ function tell(pkg, test,    dir, top, speaker, k, promise, cmd, run) {
   gsub(/[][().*+?^$|{}\\]/, "\\\\&", run)
   gsub(/'/, "'\\''", run)
   gsub(/\//, "$/^", run)
-  print "  go test " dir " -count=1 -run '^" run "$'"
+  print "  " go " " dir " -count=1 -run '^" run "$'"
 }

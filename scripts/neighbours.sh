@@ -15,7 +15,7 @@ mkdir -p "$folder"
 exec 9>"$folder/.lock"
 flock 9
 if [ ! -e "$to" ]; then
-  echo "unpacking firewalld, Docker and their dependencies into $to, once" >&2
+  echo "unpacking firewalld, Docker and their dependencies into $to, once: about a minute" >&2
   new=$folder/.new # this process has the lock, so the files here are from an interrupted run
   rm -rf "$new"
   mkdir -p "$new"/{archives/partial,root/usr/sbin}

@@ -11,7 +11,7 @@ mkdir -p "$logs"
 declare -A arguments=(
   [cluster]=-test
   [e2e]='-proxy nftables,iptables'
-  [soak]='-for 12m'
+  [soak]='-for 1h'
 )
 rows=() failed=0
 for target in "$@"; do

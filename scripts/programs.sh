@@ -20,11 +20,11 @@ folder=$(realpath -m "$1") group=$2
 shift 2
 cd "$(dirname "$0")/../integration/e2e/programs"
 case $group in
-kubernetes) module=kubernetes all="kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd" ;;
-kubernetes-1.34) module=kubernetes-1.34 all="kubelet kube-apiserver kube-controller-manager kube-scheduler" ;;
-e2e) module=kubernetes all="agnhost regression-issue-74839 pause dns ginkgo e2e.test" ;;
-containerd) module=containerd all="containerd containerd-shim-runc-v2 ctr" ;;
-flannel) module=flannel all="flanneld flannel" ;;
+kubernetes) module=kubernetes minutes=12 all="kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl etcd" ;;
+kubernetes-1.34) module=kubernetes-1.34 minutes=12 all="kubelet kube-apiserver kube-controller-manager kube-scheduler" ;;
+e2e) module=kubernetes minutes=10 all="agnhost regression-issue-74839 pause dns ginkgo e2e.test" ;;
+containerd) module=containerd minutes=3 all="containerd containerd-shim-runc-v2 ctr" ;;
+flannel) module=flannel minutes=3 all="flanneld flannel" ;;
 *) die "no group $group: there are kubernetes, kubernetes-1.34, e2e, containerd and flannel" ;;
 esac
 cd "$module"
@@ -88,7 +88,7 @@ for p in "$@"; do
   esac
 done
 if [ ${#missing[@]} -gt 0 ]; then
-  echo "building, once, ${missing[*]} into $to" >&2
+  echo "building, once, ${missing[*]} into $to: up to $minutes minutes" >&2
   export CGO_ENABLED=0 GOFLAGS=
   new=$folder/.$group.new # this process has the lock, so the files here are from an interrupted build
   rm -rf "$new"

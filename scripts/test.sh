@@ -45,7 +45,9 @@ if [ "$skipped" -gt 0 ]; then
     /^ *--- SKIP/ {why = $3 in said ? said[$3] : last; sub(/^ */, "", why); print "  " $3 ": " why} /^SKIP / {print "  " $0} {last = $0}' "$log"
 fi
 if [ "$status" -ne 0 ]; then
-  awk -f scripts/failures.awk "$log"
+  race=
+  [[ " $* " != *' -race '* ]] || race='CGO_ENABLED=1 go test -race'
+  awk -v "go=${race:-go test}" -f scripts/failures.awk "$log"
   printf '\nthe whole log: %s\n' "$log"
 fi
 echo "$passed passed, $failed failed, $skipped skipped in $((SECONDS / 60)) min $((SECONDS % 60)) s"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # upgrade-test.sh FOLDER [go test flags]: runs the tests of integration/upgrade with the programs in bin/ and with those of the commit
-# $FROM, which it builds once into the folder. Without FROM, it takes the last tag, or until there is one, the first commit of format 1.
+# $FROM, which it builds once into the folder. Without FROM, it takes the last tag, or until there is one, the commit of the day before.
 set -euo pipefail
 die() {
   echo "upgrade: $*" >&2
@@ -13,14 +13,13 @@ cd "$(dirname "$0")/.."
 [ -e .git ] || die "this tree has no git history, so no earlier commit can be built: run make upgrade in a clone"
 unshallow=
 [ "$(git rev-parse --is-shallow-repository)" = false ] || unshallow=": the clone is shallow, run git fetch --unshallow"
-first=7b5c8c6f838a92ae55537910eafaeac96762ddab # from here on, newer programs read and delete what older ones wrote
-from=${FROM:-$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || echo "$first")}
+from=${FROM:-$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || git rev-list -1 --before='1 day ago' HEAD)}
 from=$(git rev-parse --verify --quiet "$from^{commit}") || die "no commit $from$unshallow"
 
 name=$(git log -1 --format='%h of %cs, %s' "$from")
 old=$folder/$from
 if [ ! -d "$old" ]; then
-  echo "upgrade: building, once, the programs of $name, into $old"
+  echo "upgrade: building, once, the programs of $name, into $old: about 2 minutes"
   mkdir -p "$folder"
   new=$(mktemp -d "$folder/.new.XXXXXX")
   trap 'rm -rf "$new"' EXIT

@@ -184,7 +184,7 @@ func TestRollbackOfTheDead(t *testing.T) {
 	pod, live := newPod(t, "old"), newPod(t, "live")
 	ours.mustAdd(t, "old", pod)
 	mixedNetwork(t, "nftables", harness.BinDir(), 7451).mustAdd(t, "live", live)
-	kernelIsSlow, err := os.Open(pod.Path) // to delete the namespace with its interface
+	held, err := os.Open(pod.Path) // as if the kernel were slow to delete the interface
 	kerneltest.Must(t, err, pod.Close())
 	unknown := mixedNetwork(t, "nftables", harness.BinDir(), 7450, `"mixed"`, `"another"`)
 	if out, err := runRollback(t, unknown, "--yes"); err == nil ||
@@ -193,7 +193,7 @@ func TestRollbackOfTheDead(t *testing.T) {
 		t.Errorf("without the configuration: %v\n%s", err, out)
 	}
 	mustRollback(t, ours, "--yes")
-	kernelIsSlow.Close()
+	held.Close()
 	theirs.del(t, "old", pod)
 	theirs.del(t, "live", live)
 	kerneltest.NoLeak(t, before, oracleOptions())

@@ -47,11 +47,11 @@ func SendFrame(from, to *sandbox.Pod, ifname string, limit time.Duration) error 
 // ReceiveFrame reads the next frame of a packet socket. A signal does not end the wait, although the kernel interrupts a read with a time
 // limit.
 func ReceiveFrame(socket int, b []byte, limit time.Duration) (n int, from unix.Sockaddr, err error) {
-	wait := unix.NsecToTimeval(int64(limit))
-	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
-		return 0, nil, err
-	}
-	for {
+	for end := time.Now().Add(limit); ; {
+		wait := unix.NsecToTimeval(max(int64(time.Microsecond), int64(time.Until(end)))) // the kernel takes zero for no limit
+		if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
+			return 0, nil, err
+		}
 		if n, from, err = unix.Recvfrom(socket, b, 0); !errors.Is(err, unix.EINTR) {
 			return n, from, err
 		}

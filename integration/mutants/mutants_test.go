@@ -3,6 +3,8 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -185,10 +187,46 @@ func TestWorse(t *testing.T) {
 		{"another sample below two standard errors", 800, 15, "other", true},
 		{"reach within the tolerance", 790, 20, "same", false},
 		{"reach below the tolerance", 789, 20, "same", true},
+		{"all of another sample but one", 800, 24, "of all", false},
+		{"all of another sample but two", 800, 23, "of all", true},
 	} {
+		committed := committed
+		if c.sample == "of all" {
+			committed.killed = 25
+		}
 		r := row{pkg: "pkg/a", mutants: 1000, reached: c.reached, tried: 25, killed: c.killed, sample: c.sample}
 		if err := r.worse(committed); (err != nil) != c.worse {
 			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// TestEveryRow: the table has a row for each package of pkg/ with tests, and for no other, so that make mutants does not fail for the lack
+// of one at night.
+func TestEveryRow(t *testing.T) {
+	rows, err := readRates("rates.tsv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join("..", "..")
+	tested := map[string]bool{}
+	if err := filepath.WalkDir(filepath.Join(root, "pkg"), func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, "_test.go") {
+			pkg, e := filepath.Rel(root, filepath.Dir(path))
+			tested[pkg], err = true, errors.Join(err, e)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range tested {
+		if _, ok := rows[pkg]; !ok {
+			t.Errorf("%s has no row in rates.tsv: add it with make mutants ARGS='-packages ./%s -update'", pkg, pkg)
+		}
+	}
+	for pkg := range rows {
+		if !tested[pkg] {
+			t.Errorf("%s has a row in rates.tsv, and no tests: delete the row", pkg)
 		}
 	}
 }

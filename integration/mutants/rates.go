@@ -72,7 +72,7 @@ const reachTolerance = 0.01
 func (r row) worse(committed row) error {
 	tolerance := 0.0
 	if r.sample != committed.sample {
-		p := committed.rate()
+		p := float64(committed.killed+1) / float64(committed.tried+2) // of few, all may be killed by chance
 		tolerance = 2 * math.Sqrt(p*(1-p)/float64(max(1, r.tried)))
 	}
 	was, is := share(committed.reached, committed.mutants), share(r.reached, r.mutants)

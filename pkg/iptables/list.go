@@ -40,15 +40,15 @@ func listBy(program, table string, chains []string) (Table, error) {
 // to run, but does no harm: it holds no lock of Podlace and changes nothing.
 func listWithin(most time.Duration, path, table string, chains []string) (Table, error) {
 	done := make(chan struct{})
-	var nat Table
+	var rules Table
 	var err error
 	go func() {
 		defer close(done)
-		nat, err = list(path, table, chains)
+		rules, err = list(path, table, chains)
 	}()
 	select {
 	case <-done:
-		return nat, err
+		return rules, err
 	case <-time.After(most):
 		return nil, busyError{fmt.Errorf("%s: %w", path, child.ErrTimeout)}
 	}
@@ -64,7 +64,7 @@ func list(path, from string, chains []string) (Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	nat := Table{}
+	rules := Table{}
 	for _, chain := range chains {
 		lines, err := table.List(from, chain)
 		var exit *iptables.Error
@@ -77,12 +77,12 @@ func list(path, from string, chains []string) (Table, error) {
 		if err != nil {
 			return nil, err
 		}
-		nat[chain] = nil
+		rules[chain] = nil
 		for _, line := range lines {
 			if strings.HasPrefix(line, "-A ") {
-				nat[chain] = append(nat[chain], line+" ")
+				rules[chain] = append(rules[chain], line+" ")
 			}
 		}
 	}
-	return nat, nil
+	return rules, nil
 }

@@ -292,8 +292,8 @@ func removeEmpty(folder string) (removed bool, err error) {
 	if err != nil || len(few) > 0 {
 		return errors.Is(err, fs.ErrNotExist), fault.Ignore(err, fs.ErrNotExist)
 	}
-	err = fault.Change("remove "+folder, func() error { return fault.Ignore(os.Remove(folder), fs.ErrNotExist) })
-	return err == nil, fault.Ignore(err, unix.ENOTEMPTY)
+	err = fault.Change("remove "+folder, func() error { return fault.Ignore(os.Remove(folder), unix.ENOTEMPTY, fs.ErrNotExist) })
+	return err == nil, err
 }
 
 // closeUnused disables route_localnet if no other attachment has hostPorts. It asks the kernel, because records can be lost. Until then,

@@ -156,7 +156,7 @@ part() {
   for tool in apt-get dpkg-deb zstd xz strip python3; do
     command -v "$tool" >/dev/null || { echo "$0: $tool is missing; the virtual machine is made of Debian packages" >&2; exit 1; }
   done
-  echo "making $name of the virtual machine in $folder, once"
+  echo "making $name of the virtual machine in $folder, once: some minutes"
   "$@"
   rm -rf "$folder/apt"
   echo "$recipe" >"$folder/$name/recipe"

@@ -87,8 +87,9 @@ func (j *job) explain(err error, conf json.RawMessage) error {
 	return fmt.Errorf("%w: the configurations of %s were read, --conf-dir names another folder", err, j.ConfDir)
 }
 
-// isAlive reports whether an attachment's interface still exists, and not only because the kernel is slow to delete it. If another project's plugin made it, the pod's namespace must have an
-// interface with one of the addresses to which ports are forwarded.
+// isAlive reports whether an attachment's interface still exists, and not only because the kernel is slow to delete it after the end of the
+// namespace. If another project's plugin made it, the pod's namespace must have an interface with one of the addresses to which ports are
+// forwarded.
 func (j *job) isAlive(key attachment.Key, records map[string]attachment.Record) (bool, error) {
 	if rec, ok := records["bridge"]; ok {
 		_, exists, err := j.host.Link(key.HostVeth())
@@ -146,10 +147,10 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// removeResidue returns a step that removes the rules and devices of a pod whose interface is gone. The next DEL, of Podlace or the
+// removeResidue returns a step that removes the rules and devices of a pod that has ended. The next DEL, of Podlace or the
 // reference plugin, releases the addresses.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
-	return attachment.Step{Text: "its interface is gone: remove its rules and devices", Do: func() error {
+	return attachment.Step{Text: "its pod has ended: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}
 		if rec, ok := records["portmap"]; ok {
 			errs = append(errs, portmap.EndPorts(j.host, rec))

@@ -69,7 +69,7 @@ func TestReadsEachRecordOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := dryRun(Options{})
-	if err != nil || strings.Count(out, "its interface is gone") != pods {
+	if err != nil || strings.Count(out, "its pod has ended") != pods {
 		t.Errorf("%v\n%s", err, out)
 	}
 	events := make([]byte, 1<<20)
