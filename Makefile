@@ -63,7 +63,7 @@ demo: build ## run the main job: two pods, hostPorts, limits; no root, no Kubern
 
 .PHONY: test
 test: build ## run the tests, each in namespaces of its own; nothing is installed
-	@scripts/test.sh
+	@scripts/test.sh $(ARGS)
 
 # Packages whose tests take some seconds at most; the plugins' longer tests are left out by -short.
 QUICK := attachment cli cli/reconcile cli/rollback cli/validate daemon/pool daemon/probes fault ipam iptables nft plugin poddevices podlacepod ports reference

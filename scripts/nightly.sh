@@ -4,6 +4,10 @@
 # output of each target goes to a file of its own, and the end of it is shown if the target fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || { echo "nightly: no target in TARGETS" >&2; exit 1; }
+for target in "$@"; do
+  make --no-print-directory --dry-run "$target" >/dev/null || { echo "nightly: 'make nightly-list' prints the targets" >&2; exit 1; }
+done
 scripts/ci-install.sh nightly
 logs=build/nightly
 rm -rf "$logs"

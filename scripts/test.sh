@@ -5,6 +5,7 @@
 # each failed test the command that runs only this test. The tests create their own namespaces, and need no root and no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+command -v go >/dev/null || { echo "test: no go in PATH ($PATH)" >&2; exit 1; }
 log=$(mktemp)
 trap '[ "$status" -ne 0 ] || rm -f "$log"' EXIT
 status=0
@@ -38,6 +39,10 @@ if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
   failed=$(grep -cE '^FAIL\s' "$log" || true)
 fi
 skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
+if [ "$status" -eq 0 ] && [ $((passed + failed + skipped)) -eq 0 ]; then
+  echo "test: there is no such test" >&2
+  status=1
+fi
 if [ "$skipped" -gt 0 ]; then
   echo "skipped, with the reason:"
   # The reason is the last output of the test or, if the test has no name, the previous line.

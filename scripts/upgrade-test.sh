@@ -14,16 +14,16 @@ cd "$(dirname "$0")/.."
 unshallow=
 [ "$(git rev-parse --is-shallow-repository)" = false ] || unshallow=": the clone is shallow, run git fetch --unshallow"
 from=${FROM:-$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || git rev-list -1 --before='1 day ago' HEAD)}
-from=$(git rev-parse --verify --quiet "$from^{commit}") || die "no commit $from$unshallow"
+commit=$(git rev-parse --verify --quiet "$from^{commit}") || die "no commit ${from:-of the day before}$unshallow"
 
-name=$(git log -1 --format='%h of %cs, %s' "$from")
-old=$folder/$from
+name=$(git log -1 --format='%h of %cs, %s' "$commit")
+old=$folder/$commit
 if [ ! -d "$old" ]; then
   echo "upgrade: building, once, the programs of $name, into $old: about 2 minutes"
   mkdir -p "$folder"
   new=$(mktemp -d "$folder/.new.XXXXXX")
   trap 'rm -rf "$new"' EXIT
-  git archive "$from" | tar -x -C "$new"
+  git archive "$commit" | tar -x -C "$new"
   make -s -C "$new" build
   [ -d "$old" ] || mv -T "$new/bin" "$old" # another run may have built the same commit
   rm -rf "$new"

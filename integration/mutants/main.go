@@ -49,7 +49,12 @@ func main() {
 	flag.IntVar(&o.sample, "sample", 0, "`mutants` to try in each package; 0 for as many as in the committed table, or 24")
 	flag.BoolVar(&o.update, "update", false, "write the results into the committed table")
 	flag.Parse()
-	code, err := enter(o)
+	code, err := 1, error(nil)
+	if flag.NArg() > 0 {
+		err = fmt.Errorf("unexpected argument %s: want -packages %[1]s", flag.Arg(0))
+	} else {
+		code, err = enter(o)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		code = 1

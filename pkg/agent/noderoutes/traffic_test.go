@@ -111,8 +111,8 @@ func (n labNode) measureLoss(to []netip.Addr, lasts time.Duration, change func(r
 	}
 }
 
-// TestMeasuredNothingLost: no packet to a peer is lost while its nexthop ID changes, others join, leave or change their addresses, and Apply also
-// runs without a change.
+// TestMeasuredNothingLost: no packet to a peer is lost while its nexthop ID changes, others join, leave or change their addresses, and
+// Apply also runs without a change.
 func TestMeasuredNothingLost(t *testing.T) {
 	l := newLAN(t, 2)
 	a := newNode(t).joinLAN(l, "eth0", 1)

@@ -194,8 +194,8 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 	return mtu
 }
 
-// TestMeasuredTunnelChanges: no packet to an unchanged peer is lost while others join, leave and move and the device's MTU changes. Entries of
-// deleted peers are deleted. The device is recreated if its UDP port changes, and deleted with the last peer.
+// TestMeasuredTunnelChanges: no packet to an unchanged peer is lost while others join, leave and move and the device's MTU changes. Entries
+// of deleted peers are deleted. The device is recreated if its UDP port changes, and deleted with the last peer.
 func TestMeasuredTunnelChanges(t *testing.T) {
 	lab := newTunnelLab(t, false)
 	a := lab.nodes[0]
