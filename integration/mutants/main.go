@@ -49,12 +49,7 @@ func main() {
 	flag.IntVar(&o.sample, "sample", 0, "`mutants` to try in each package; 0 for as many as in the committed table, or 24")
 	flag.BoolVar(&o.update, "update", false, "write the results into the committed table")
 	flag.Parse()
-	code, err := 1, error(nil)
-	if flag.NArg() > 0 {
-		err = fmt.Errorf("unexpected argument %s: want -packages %[1]s", flag.Arg(0))
-	} else {
-		code, err = enter(o)
-	}
+	code, err := enter(o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		code = 1
@@ -64,6 +59,9 @@ func main() {
 
 // enter lists the packages and runs the rest in a sandbox.
 func enter(o options) (int, error) {
+	if flag.NArg() > 0 {
+		return 1, fmt.Errorf("unexpected argument %s: want -packages %[1]s", flag.Arg(0))
+	}
 	packages, err := list(strings.Split(o.packages, ","))
 	if err != nil {
 		return 1, err

@@ -54,7 +54,7 @@ func TestNodesInPages(t *testing.T) {
 		if strings.Contains(r.RequestURI, "sendInitialEvents=true") && r.Response.Code == 200 {
 			t.Errorf("the API server streamed the nodes: %+v", r)
 		}
-		if r.Verb == "list" && strings.Contains(r.RequestURI, "limit=") && r.Response.Code == 200 {
+		if r.Verb == "list" && strings.Contains(r.RequestURI, "limit=100") && r.Response.Code == 200 {
 			lists++
 		}
 	}

@@ -111,11 +111,9 @@ func TestPodsMute(t *testing.T) {
 	kerneltest.Must(t, err)
 	a, _ := l.steps()
 	a.times.announce = time.Millisecond
-	const refused = "the Event of the Node object cannot be created"
-	former := l.log.count(refused)
 	a.announce(t.Context(), api, "")
-	if l.log.count(refused) != former+1 {
-		t.Error("the Event that got no answer in time is not logged")
+	if l.log.count("context deadline") != 1 { // exceeded, or would be
+		t.Error("the time limit is not logged")
 	}
 }
 

@@ -147,8 +147,8 @@ func addressesOf(siblings []attachment.Key) (addresses []netip.Prefix, err error
 	return addresses, nil
 }
 
-// removeResidue returns a step that removes the rules and devices of a pod that has ended. The next DEL, of Podlace or the
-// reference plugin, releases the addresses.
+// removeResidue returns a step that removes the rules and devices of a pod that has ended. The next DEL, of Podlace or the reference
+// plugin, releases the addresses.
 func (j *job) removeResidue(key attachment.Key, records map[string]attachment.Record) attachment.Step {
 	return attachment.Step{Text: "its pod has ended: remove its rules and devices", Do: func() error {
 		errs := []error{reference.Bridge(reference.Of(key)).Remove(), reference.Portmap(reference.Of(key)).Remove()}
