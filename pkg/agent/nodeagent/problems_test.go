@@ -49,9 +49,9 @@ func TestSmallMTU(t *testing.T) {
 	if l.status().Ready || l.node().PodCIDRs != nil || l.read("net.d/"+conflistName) != "" {
 		t.Errorf("%+v", l.status())
 	}
-	l.put("config/config.json", strings.Replace(l.read("config/config.json"), "600", "1300", 1))
+	l.put("config/config.json", strings.Replace(l.read("config/config.json"), `"mtu": 600`, `"mtu": 1300`, 1))
 	l.await("ready", func() bool { return l.status().Ready && l.node().MTU == 1300 })
-	l.put("config/config.json", strings.Replace(l.read("config/config.json"), "1300", "700", 1))
+	l.put("config/config.json", strings.Replace(l.read("config/config.json"), `"mtu": 1300`, `"mtu": 700`, 1))
 	l.await("not ready", func() bool { return !l.status().Ready })
 	l.api.put(l.peer(4))
 	l.has(full(2, 3, 4))
