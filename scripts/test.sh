@@ -17,20 +17,20 @@ fi
 export CGO_ENABLED=${CGO_ENABLED:-0}
 # A test that hangs ends its package after this time, and go test prints where it hangs.
 timeout=20m
-# run FLAGS PACKAGES: runs tests and shows the packages and the failures.
+# run PACKAGES FLAGS: runs tests and shows the packages and the failures.
 run() {
   go test -trimpath -buildvcs=false -count=1 -v -timeout "$timeout" "$@" 2>&1 | tee -a "$log" | grep --line-buffered -E '^(ok|FAIL|--- FAIL)' || status=${PIPESTATUS[0]}
 }
 # go test prints packages in this order, so the long ones stand at the end.
 read -ra packages <<<"${PACKAGES:-./conf/... ./pkg/... ./plugins/... ./integration/...}"
 case " $* " in
-*' -run'* | *' -test.run'* | *' -skip'*) run "$@" "${packages[@]}" ;;
-*' -short'*) timeout=8m run -skip '^TestMeasured' "$@" "${packages[@]}" ;;
+*' -run'* | *' -test.run'* | *' -skip'*) run "${packages[@]}" "$@" ;;
+*' -short'*) timeout=8m run "${packages[@]}" -skip '^TestMeasured' "$@" ;;
 *)
-  run -skip '^TestMeasured' "$@" "${packages[@]}"
+  run "${packages[@]}" -skip '^TestMeasured' "$@"
   mapfile -t measured < <(go list -f '{{.Dir}} {{.ImportPath}}' "${packages[@]}" |
     while read -r dir package; do ! grep -qs '^func TestMeasured' "$dir"/*_test.go || echo "$package"; done)
-  [ "${#measured[@]}" -eq 0 ] || run -run '^TestMeasured' -p 1 "$@" "${measured[@]}"
+  [ "${#measured[@]}" -eq 0 ] || run "${measured[@]}" -run '^TestMeasured' -p 1 "$@"
   ;;
 esac
 passed=$(grep -cE '^ *--- PASS' "$log" || true)
@@ -38,6 +38,8 @@ failed=$(grep -cE '^ *--- FAIL' "$log" || true)
 if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
   failed=$(grep -cE '^FAIL\s' "$log" || true)
 fi
+# Without a single test, go test itself has failed, for example because of a wrong flag.
+[ "$status" -eq 0 ] || [ "$passed" -gt 0 ] || head -n 5 "$log"
 skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
 if [ "$status" -eq 0 ] && [ $((passed + failed + skipped)) -eq 0 ]; then
   echo "test: there is no such test" >&2

@@ -181,7 +181,9 @@ func (t *trial) try(id int) verdict {
 		}
 		v, out := t.run(id, t.slack+4*took[i], names[i]...)
 		if failed := failure.FindStringSubmatch(out); v == killed && failed != nil {
-			v, _ = t.run(id, t.slack+4*took[i], failed[1])
+			if v, _ = t.run(id, t.slack+4*took[i], failed[1]); v == survived { // the tests after it have not run
+				v, _ = t.run(id, t.slack+4*took[i], names[i]...)
+			}
 		}
 		if v != survived {
 			return v

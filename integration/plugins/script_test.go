@@ -94,7 +94,7 @@ func awaitQuiet() { awaitVeths(0) }
 
 // awaitVeths waits until the host has n veth interfaces, and reports whether the number was reached in time.
 func awaitVeths(n int) bool {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		links, err := net.Interfaces()
 		links = slices.DeleteFunc(links, func(l net.Interface) bool { return !strings.HasPrefix(l.Name, "veth") })
 		if err != nil || len(links) == n {

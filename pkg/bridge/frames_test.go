@@ -170,8 +170,8 @@ func arrivals(from, to attached, frames [][]byte) []bool {
 	}
 	seen := make([]bool, len(frames))
 	buf := make([]byte, 2048)
-	for deadline := time.Now().Add(10 * time.Second); !seen[len(frames)-1]; {
-		n, _, err := harness.ReceiveFrame(in, buf, 5*time.Second)
+	for deadline := time.Now().Add(time.Minute); !seen[len(frames)-1]; {
+		n, _, err := harness.ReceiveFrame(in, buf, time.Minute)
 		if err != nil || time.Now().After(deadline) {
 			to.Fatalf("the last frame did not arrive: %v", err)
 		}

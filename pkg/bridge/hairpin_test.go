@@ -23,7 +23,7 @@ func (l lab) copiesUntil(tap int, last []byte, frames ...frame) map[string]int {
 	l.Helper()
 	copies, buf := map[string]int{}, make([]byte, 2048)
 	for {
-		n, from, err := harness.ReceiveFrame(tap, buf, 5*time.Second)
+		n, from, err := harness.ReceiveFrame(tap, buf, time.Minute)
 		if err != nil {
 			l.Fatalf("the last frame did not arrive: %v", err)
 		}

@@ -82,7 +82,7 @@ func (a attached) leavesUnmasqueraded(pod attached, is4 bool) (found []string) {
 	}
 	buf := make([]byte, 2048)
 	for {
-		n, _, err := harness.ReceiveFrame(in, buf, 5*time.Second)
+		n, _, err := harness.ReceiveFrame(in, buf, time.Minute)
 		if err != nil {
 			a.Fatalf("IPv4 %t: the last packet did not leave: %v", is4, err)
 		}

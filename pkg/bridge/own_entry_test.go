@@ -61,7 +61,7 @@ func (a attached) mustReachGateway() {
 	a.Helper()
 	for _, ip := range a.result.IPs {
 		if err := a.Pod.Do(func() error {
-			_, err := net.DialTimeout("tcp", net.JoinHostPort(ip.Gateway.String(), "9"), 5*time.Second)
+			_, err := net.DialTimeout("tcp", net.JoinHostPort(ip.Gateway.String(), "9"), time.Minute)
 			return err
 		}); !errors.Is(err, unix.ECONNREFUSED) {
 			a.Errorf("gateway %s: %v, want a refusal", ip.Gateway, err)

@@ -32,7 +32,7 @@ func TestInterruptedRead(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		status <- Run([]string{"validate", "-"}, &stdout, &stderr)
 	}()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		kerneltest.Must(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
 		select {
 		case got := <-status:

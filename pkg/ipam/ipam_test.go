@@ -225,7 +225,7 @@ func TestKilledCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	child := ""
-	for deadline := time.Now().Add(5 * time.Second); child == "" && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); child == "" && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(dir, "pipe")); err == nil {
 			child = childOf(t, cmd.Process.Pid)
 		}
@@ -235,7 +235,7 @@ func TestKilledCaller(t *testing.T) {
 	if child == "" {
 		t.Fatal("the plugin did not start")
 	}
-	for deadline := time.Now().Add(5 * time.Second); running(child); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); running(child); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("process %s outlives its caller", child)
 		}

@@ -86,14 +86,14 @@ func TestHasAddress(t *testing.T) {
 // TestDAD: without duplicate address detection an address is usable at once, with it only after WaitForDAD.
 func TestDAD(t *testing.T) {
 	w := newWire(t)
-	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second)) // the link-local address
+	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, time.Minute)) // the link-local address
 	kerneltest.Must(t, w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "1"}, Sysctl{"ipv6/conf/eth0/dad_transmits", "1"}))
 	kerneltest.Must(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix("fd00::5/64"), false), w.pod.WaitForDAD(w.podSide, 0))
 	kerneltest.Must(t, w.pod.AddAddress(w.podSide, netip.MustParsePrefix("fd00::6/64"), true))
 	if err := w.pod.WaitForDAD(w.podSide, 0); err == nil || !strings.Contains(err.Error(), "not done after 0s") {
 		t.Errorf("the address was usable at once: %v", err)
 	}
-	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, 5*time.Second))
+	kerneltest.Must(t, w.pod.WaitForDAD(w.podSide, time.Minute))
 }
 
 // TestDADFailed: WaitForDAD returns an error if a neighbour uses the address.
@@ -102,7 +102,7 @@ func TestDADFailed(t *testing.T) {
 	taken := netip.MustParsePrefix("fd00::5/64")
 	kerneltest.Must(t, w.host.AddAddress(w.bridge, taken, false), w.pod.Set(Sysctl{"ipv6/conf/eth0/accept_dad", "1"}))
 	kerneltest.Must(t, w.pod.AddAddress(w.podSide, taken, true))
-	if err := w.pod.WaitForDAD(w.podSide, 5*time.Second); err == nil ||
+	if err := w.pod.WaitForDAD(w.podSide, time.Minute); err == nil ||
 		!strings.Contains(err.Error(), "fd00::5 on eth0 is used by another node") {
 		t.Errorf("got %v", err)
 	}

@@ -33,7 +33,7 @@ func (h *eventLog) take(events <-chan Event) {
 
 func (h *eventLog) awaitEvent(t *testing.T, what string, is func(Event) bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		h.mu.Lock()
 		found := slices.ContainsFunc(h.events, is)
 		h.mu.Unlock()

@@ -23,7 +23,7 @@ func TestOpenLeaves(t *testing.T) {
 		kerneltest.Must(t, err, openErr)
 		n.Close()
 		kerneltest.Must(t, f.Close(), pod.Close())
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			if _, ok, err := h.Link("kth0"); !ok {
 				kerneltest.Must(t, err)
 				break

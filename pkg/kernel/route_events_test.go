@@ -79,7 +79,7 @@ func addUplink(t *testing.T, n *NS) {
 	kerneltest.Must(t, n.SetUp(mustLink(t, n, "eth1")), n.SetUp(mustLink(t, n, "eth0")))
 	kerneltest.Must(t, n.AddAddress(mustLink(t, n, "eth0"), netip.MustParsePrefix("192.0.2.1/24"), false),
 		n.AddAddress(mustLink(t, n, "eth0"), netip.MustParsePrefix("fd00:2::1/64"), false))
-	until := time.Now().Add(5 * time.Second)
+	until := time.Now().Add(time.Minute)
 	kerneltest.Must(t, n.AwaitCarrier(mustLink(t, n, "eth0"), until), n.AwaitCarrier(mustLink(t, n, "eth1"), until),
 		n.AwaitAddress(netip.MustParseAddr("fd00:2::1"), until))
 }
@@ -136,7 +136,7 @@ func TestRouteEvents(t *testing.T) {
 		{"nothing new of a link", func() error { return errors.Join(n.SetAllMulti(eth0, true), n.SetAllMulti(eth0, false)) }, nil},
 		{"an address", func() error {
 			return errors.Join(n.AddAddress(eth0, netip.MustParsePrefix("fe80::77/64"), false), n.AddAddress(eth0, netip.MustParsePrefix("fd00:3::1/128"), false),
-				n.AwaitAddress(netip.MustParseAddr("fd00:3::1"), time.Now().Add(5*time.Second)))
+				n.AwaitAddress(netip.MustParseAddr("fd00:3::1"), time.Now().Add(time.Minute)))
 		}, []string{"route fd00:3::1/128", "address fd00:3::1"}},
 	} {
 		kerneltest.Must(t, c.do())

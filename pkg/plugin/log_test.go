@@ -127,7 +127,7 @@ func listenJournal(t *testing.T) func() map[string]string {
 	t.Cleanup(func() { conn.Close() })
 	return func() map[string]string {
 		data := make([]byte, 64<<10)
-		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
 		n, err := conn.Read(data)
 		if err != nil {
 			t.Fatal(err)

@@ -153,7 +153,7 @@ func TestHostIPOfNode(t *testing.T) {
 			l.Error("something is left")
 		}
 		// The kernel adds the local route of an IPv6 address from a work queue.
-		kerneltest.Must(l.T, openHost(l.T).AwaitAddress(netip.MustParseAddr("fd00:71::1"), time.Now().Add(5*time.Second)))
+		kerneltest.Must(l.T, openHost(l.T).AwaitAddress(netip.MustParseAddr("fd00:71::1"), time.Now().Add(time.Minute)))
 		for addr, warns := range map[string]bool{"10.71.0.1": false, "127.0.0.1": false, "fd00:71::1": false, "192.0.2.77": true,
 			"2001:db8::77": true} {
 			log.Reset()

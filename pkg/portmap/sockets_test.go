@@ -108,7 +108,7 @@ func TestListening(t *testing.T) {
 // openConnection opens a connection from a port of the node. With closed, the node's side then closes it and stays in TIME_WAIT.
 func openConnection(t *testing.T, network, from, to string, closed bool) {
 	t.Helper()
-	dialer := net.Dialer{Timeout: 5 * time.Second}
+	dialer := net.Dialer{Timeout: time.Minute}
 	if strings.HasPrefix(network, "tcp") {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from))
 	} else {

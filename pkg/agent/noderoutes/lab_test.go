@@ -119,7 +119,7 @@ func (n labNode) joinLAN(l lan, link string, ids ...int) labNode {
 		}
 		return err
 	})
-	until := time.Now().Add(5 * time.Second)
+	until := time.Now().Add(time.Minute)
 	kerneltest.Must(n, l.host.AwaitCarrier(side, until), n.ns.AwaitCarrier(n.linkOf(link), until))
 	for _, id := range ids {
 		kerneltest.Must(n, n.ns.AwaitAddress(l.addressOf(id, true), until))

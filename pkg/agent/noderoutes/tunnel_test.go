@@ -182,7 +182,7 @@ func (n labNode) pathMTU(to netip.Addr) (mtu int) {
 		}
 		var set error
 		err = raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), level, discover, do) })
-		for deadline := time.Now().Add(5 * time.Second); err == nil && set == nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); err == nil && set == nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 			_, _ = conn.Write(slices.Repeat([]byte(rand.Text()), 55)) // 1430 bytes, with headers 1458 or 1478
 			err = raw.Control(func(fd uintptr) { mtu, set = unix.GetsockoptInt(int(fd), level, ask) })
 			if mtu != 1500 {
