@@ -185,7 +185,7 @@ func TestSideBySide(t *testing.T) {
 	}
 	defer listener.Close()
 	err = old.Do(func() error {
-		conn, err := net.DialTimeout("tcp", listener.Addr().String(), 5*time.Second)
+		conn, err := net.DialTimeout("tcp", listener.Addr().String(), time.Minute)
 		if err == nil {
 			err = conn.Close()
 		}

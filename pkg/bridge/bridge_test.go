@@ -240,11 +240,12 @@ func answersFirst(t *testing.T, bridge int, result types100.Result) bool {
 	return errors.Is(err, unix.ECONNREFUSED) // no server listens
 }
 
-// mustAnswer expects the pod to refuse a connection within a second, which proves that it is reachable. nil as from is the node.
+// mustAnswer expects the pod to refuse a connection within five seconds, before the kernel would look for its MAC again. nil as from is the
+// node.
 func (l lab) mustAnswer(from *sandbox.Pod, addr string) {
 	l.Helper()
 	ask := func() error {
-		_, err := net.DialTimeout("tcp", net.JoinHostPort(addr, "9"), time.Second)
+		_, err := net.DialTimeout("tcp", net.JoinHostPort(addr, "9"), 5*time.Second)
 		if !errors.Is(err, unix.ECONNREFUSED) {
 			return fmt.Errorf("%s: %w", addr, err)
 		}

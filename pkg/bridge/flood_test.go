@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/kernel"
 )
@@ -117,7 +118,7 @@ func TestMACFlood(t *testing.T) {
 			talk := func(when string, a, b attached) {
 				t.Helper()
 				for _, ip := range b.result.IPs {
-					if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80")); got != b.id || err != nil {
+					if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80"), harness.TrafficLimit); got != b.id || err != nil {
 						t.Errorf("%s: %s to %s: %q, %v", when, a.id, ip.Address.IP, got, err)
 					}
 				}

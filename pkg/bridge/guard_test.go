@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/iptables"
@@ -175,7 +176,7 @@ func TestGuardedPodsTalk(t *testing.T) {
 	b.serve("tcp4", ":80")
 	b.serve("tcp6", ":80")
 	for _, ip := range b.result.IPs {
-		if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80")); got != "b" || err != nil {
+		if got, err := a.fetchAnswer(net.JoinHostPort(ip.Address.IP.String(), "80"), harness.TrafficLimit); got != "b" || err != nil {
 			t.Errorf("%s: %q, %v", ip.Address.IP, got, err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/pkg/kernel"
 )
 
@@ -86,10 +87,10 @@ func reachService(t *testing.T, program, rules string) {
 		t.Fatalf("%s: %v: %s", program, err, out)
 	}
 	backend.serve("tcp4", ":8080")
-	if got, err := client.fetchAnswer(serviceIP + ":80"); got != "backend" || err != nil {
+	if got, err := client.fetchAnswer(serviceIP+":80", harness.TrafficLimit); got != "backend" || err != nil {
 		t.Errorf("Service: %q, %v", got, err)
 	}
-	if got, err := client.fetchAnswer(address + ":8080"); got != "backend" || err != nil {
+	if got, err := client.fetchAnswer(address+":8080", harness.TrafficLimit); got != "backend" || err != nil {
 		t.Errorf("backend itself: %q, %v", got, err)
 	}
 }
@@ -114,14 +115,14 @@ func (a attached) serve(network, address string) {
 	}()
 }
 
-func (a attached) fetchAnswer(address string) (answer string, err error) {
+func (a attached) fetchAnswer(address string, limit time.Duration) (answer string, err error) {
 	err = a.Pod.Do(func() error {
-		conn, err := net.DialTimeout("tcp", address, 3*time.Second)
+		conn, err := net.DialTimeout("tcp", address, limit)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(limit))
 		data, err := io.ReadAll(conn)
 		answer = string(data)
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/kernel"
 	"github.com/podlace/podlace/pkg/plugin"
@@ -141,7 +142,7 @@ func (a attached) ip() string { return a.result.IPs[0].Address.IP.String() }
 
 func (a attached) mustReach(address, want string) {
 	a.Helper()
-	if got, _ := a.fetchAnswer(address); got != want {
+	if got, _ := a.fetchAnswer(address, harness.Patience(want == "")); got != want {
 		a.Errorf("%s asks %s: %q, want %q", a.id, address, got, want)
 	}
 }

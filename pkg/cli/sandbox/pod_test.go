@@ -87,7 +87,7 @@ func TestPodSocketsStay(t *testing.T) {
 	}))
 	defer listener.Close()
 	dial := func() error {
-		conn, err := net.DialTimeout("tcp", listener.Addr().String(), time.Second)
+		conn, err := net.DialTimeout("tcp", listener.Addr().String(), time.Minute)
 		if err == nil {
 			conn.Close()
 		}
