@@ -12,18 +12,9 @@ import (
 	"github.com/podlace/podlace/pkg/cli/sandbox"
 )
 
-// probeAttempts is how often a traffic check connects, because a machine under load may lose a packet.
-const probeAttempts = 3
-
 func (s *soakRun) checkServer(from *sandbox.Pod, protocol, address, port, want string) {
 	s.Helper()
-	var got string
-	var err error
-	for range probeAttempts {
-		if got, err = harness.Ask(from, protocol, net.JoinHostPort(address, port), harness.TrafficLimit); err == nil {
-			break
-		}
-	}
+	got, err := harness.Ask(from, protocol, net.JoinHostPort(address, port), harness.TrafficLimit)
 	if got != want || err != nil {
 		s.Errorf("%s %s -> %s port %s: %q answers, want %q (%v)", protocol, harness.NameOf(from), address, port, got, want, err)
 	}

@@ -127,14 +127,11 @@ func (n *node) serves() {
 	}
 }
 
-// asks checks who answers at an address. It asks twice, because a busy machine may lose a packet.
+// asks checks who answers at an address.
 func (n *node) asks(from *sandbox.Pod, protocol, address string, port int, want string) {
 	n.Helper()
 	at := net.JoinHostPort(address, fmt.Sprint(port))
 	got, err := harness.Ask(from, protocol, at, harness.TrafficLimit)
-	if err != nil {
-		got, err = harness.Ask(from, protocol, at, harness.TrafficLimit)
-	}
 	if err != nil || got != want {
 		n.wrong("%s %s -> %s: %q answers, %v; want %q", protocol, harness.NameOf(from), at, got, err, want)
 	}

@@ -20,14 +20,20 @@ import (
 	"github.com/podlace/podlace/integration/meter"
 )
 
-// mustReach pings an address, and fails the test unless a reply comes exactly if want.
+// mustReach pings an address, and fails the test unless a reply comes exactly if want. The kernel drops frames for up to a second after a
+// link comes up, so a reply has a minute.
 func (n labNode) mustReach(to netip.Addr, want bool) {
 	n.Helper()
-	seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
-		Patience: time.Second})
-	kerneltest.Must(n, err)
-	if (seen.Lost < seen.Sent) != want {
-		n.Errorf("%s: %d of %d answered", to, seen.Sent-seen.Lost, seen.Sent)
+	for until := time.Now().Add(time.Minute); ; {
+		seen, err := meter.Ping(n.Context(), meter.Flow{From: n.pod.Do, Listen: netip.AddrPortFrom(to, 0), Duration: 5 * meter.PingInterval,
+			Patience: time.Second})
+		kerneltest.Must(n, err)
+		if (seen.Lost < seen.Sent) == want {
+			return
+		}
+		if !want || time.Now().After(until) {
+			n.Fatalf("%s: %d of %d answered", to, seen.Sent-seen.Lost, seen.Sent)
+		}
 	}
 }
 
