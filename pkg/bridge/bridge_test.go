@@ -122,12 +122,13 @@ func TestHostSideHasNoIPv6(t *testing.T) {
 // neighbours' router advertisements, even if the pod enables IPv6 later.
 func TestIPv4PodHasNoIPv6(t *testing.T) {
 	v4 := object{"type": "host-local", "ranges": [][]object{{{"subnet": "10.60.4.0/24"}}}}
+	route4 := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}})
 	route := v4.With("routes", []any{object{"dst": "0.0.0.0/0"}, object{"dst": "::/0"}})
 	for what, c := range map[string]struct {
 		keys []any
 		off  string
 	}{"v4": {[]any{"ipam", v4}, "1"}, "both": {nil, "0"}, "route": {[]any{"ipam", route}, "0"},
-		"none": {[]any{"ipam", nil, "isGateway", false, "ipMasq", false}, "1"}} {
+		"route4": {[]any{"ipam", route4}, "1"}, "none": {[]any{"ipam", nil, "isGateway", false, "ipMasq", false}, "1"}} {
 		t.Run(what, func(t *testing.T) {
 			bridge := "btno6" + what
 			t.Cleanup(func() { _ = onHost(bridge, netlink.LinkDel) })
