@@ -239,6 +239,19 @@ func TestSums(t *testing.T) {
 	l.callPlugins("DEL", pod, "b", nil)
 }
 
+// TestEgressSums: what a pod sends counts for its egress limit.
+func TestEgressSums(t *testing.T) {
+	l := newLab(t)
+	pod := kerneltest.NewPod(t)
+	l.callPlugins("ADD", pod, "a", object{"bandwidth": object{"egressRate": 8e6}})
+	l.scrape()
+	kerneltest.Must(t, pod.Do(func() error { return kerneltest.Flood("eth0", 3) }))
+	if got := l.scrape()["bandwidth_sent_bytes_total{direction=egress,network=net}"]; got < 3*1134 {
+		t.Errorf("%v bytes after 3 frames", got)
+	}
+	l.callPlugins("DEL", pod, "a", nil)
+}
+
 // TestInvisible: a network namespace whose folder this container does not see does not count as gone.
 func TestInvisible(t *testing.T) {
 	l := newLab(t)
