@@ -38,8 +38,8 @@ failed=$(grep -cE '^ *--- FAIL' "$log" || true)
 if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
   failed=$(grep -cE '^FAIL\s' "$log" || true)
 fi
-# Without a single test, go test itself has failed, for example because of a wrong flag.
-[ "$status" -eq 0 ] || [ "$passed" -gt 0 ] || head -n 5 "$log"
+# If no test has started, go test itself has failed, for example because of a wrong flag.
+[ "$status" -eq 0 ] || grep -qE '^=== RUN|\[(build|setup) failed\]' "$log" || head -n 5 "$log"
 skipped=$(grep -cE '^ *--- SKIP|^SKIP ' "$log" || true)
 if [ "$status" -eq 0 ] && [ $((passed + failed + skipped)) -eq 0 ]; then
   echo "test: there is no such test" >&2

@@ -138,8 +138,19 @@ func speakUDP(c net.PacketConn, as string) {
 	}
 }
 
-// Ask returns the name of the machine that answers over a TCP connection or UDP.
-func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
+// Ask returns the name of the machine that answers over TCP or UDP. It asks again from another port every three seconds, because a busy
+// machine may lose a packet.
+func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (name string, err error) {
+	const pause = 100 * time.Millisecond
+	for end := time.Now().Add(limit); ; time.Sleep(pause) {
+		name, err = askOnce(from, protocol, address, min(3*time.Second, time.Until(end)))
+		if err == nil || time.Until(end) <= pause {
+			return name, err
+		}
+	}
+}
+
+func askOnce(from *sandbox.Pod, protocol, address string, limit time.Duration) (string, error) {
 	if protocol == "tcp" {
 		return Dial(from, address, limit)
 	}
@@ -149,22 +160,13 @@ func Ask(from *sandbox.Pod, protocol, address string, limit time.Duration) (stri
 		return "", err
 	}
 	defer c.Close()
-	b, n := make([]byte, 1500), 0
-	err = sendEachSecond(c, []byte("?"), limit, func() (err error) { n, err = c.Read(b); return err })
-	return strings.TrimSuffix(string(b[:n]), " ?"), err
-}
-
-// sendEachSecond sends a request until a reply is read or the time limit ends, because a busy machine may lose a packet.
-func sendEachSecond(c net.Conn, request []byte, limit time.Duration, read func() error) error {
-	for end := time.Now().Add(limit); ; {
-		if _, err := c.Write(request); err != nil {
-			return err
-		}
-		_ = c.SetReadDeadline(time.Now().Add(min(time.Second, time.Until(end))))
-		if err := read(); !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().After(end) {
-			return err
-		}
+	_ = c.SetDeadline(time.Now().Add(limit))
+	if _, err := c.Write([]byte("?")); err != nil {
+		return "", err
 	}
+	b := make([]byte, 1500)
+	n, err := c.Read(b)
+	return strings.TrimSuffix(string(b[:n]), " ?"), err
 }
 
 // Dial connects from a pod or from the host, and returns what the server sends.
@@ -201,7 +203,7 @@ func NameOf(pod *sandbox.Pod) string {
 	return pod.Name
 }
 
-// Ping sends ICMP echo requests from a pod or the host, until there is a reply.
+// Ping sends an ICMP echo request each second from a pod or the host, until there is a reply.
 func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 	to, err := netip.ParseAddr(address)
 	if err != nil {
@@ -219,7 +221,15 @@ func Ping(from *sandbox.Pod, address string, limit time.Duration) error {
 		return err
 	}
 	defer c.Close()
-	return sendEachSecond(c, echoMessage(request), limit, func() error { return awaitEcho(c, answer) })
+	for end := time.Now().Add(limit); ; {
+		if _, err := c.Write(echoMessage(request)); err != nil {
+			return err
+		}
+		_ = c.SetReadDeadline(time.Now().Add(min(time.Second, time.Until(end))))
+		if err := awaitEcho(c, answer); !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // echoMessage returns an ICMP echo message. The kernel sets the checksum of ICMPv6.

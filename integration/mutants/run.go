@@ -180,10 +180,15 @@ func (t *trial) try(id int) verdict {
 			continue
 		}
 		v, out := t.run(id, t.slack+4*took[i], names[i]...)
-		if failed := failure.FindStringSubmatch(out); v == killed && failed != nil {
-			if v, _ = t.run(id, t.slack+4*took[i], failed[1]); v == survived { // the tests after it have not run
-				v, _ = t.run(id, t.slack+4*took[i], names[i]...)
+		for n := 0; v == killed && n < attempts; n++ {
+			failed := failure.FindStringSubmatch(out)
+			if failed == nil {
+				break
 			}
+			if alone, _ := t.run(id, t.slack+4*took[i], failed[1]); alone != survived {
+				return alone
+			}
+			v, out = t.run(id, t.slack+4*took[i], names[i]...) // the tests after the chance failure have not run
 		}
 		if v != survived {
 			return v

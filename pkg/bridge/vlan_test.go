@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -142,7 +143,11 @@ func (a attached) ip() string { return a.result.IPs[0].Address.IP.String() }
 
 func (a attached) mustReach(address, want string) {
 	a.Helper()
-	if got, _ := a.fetchAnswer(address, harness.Patience(want == "")); got != want {
+	limit := harness.TrafficLimit
+	if want == "" {
+		limit = 3 * time.Second
+	}
+	if got, _ := a.fetchAnswer(address, limit); got != want {
 		a.Errorf("%s asks %s: %q, want %q", a.id, address, got, want)
 	}
 }

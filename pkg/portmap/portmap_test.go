@@ -278,7 +278,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// A connection to a mapped port on [::1] is refused at once, while a server on [::1] stays reachable.
+// A connection to a mapped port on [::1] is refused, while a server on [::1] stays reachable.
 func TestLoopback6(t *testing.T) {
 	eachBackend(t, func(l testLab) {
 		l.OK(l.Call("ADD", "a"))

@@ -244,10 +244,13 @@ func TestEgressSums(t *testing.T) {
 	l := newLab(t)
 	pod := kerneltest.NewPod(t)
 	l.callPlugins("ADD", pod, "a", object{"bandwidth": object{"egressRate": 8e6}})
-	l.scrape()
+	sent := func() float64 { return l.scrape()["bandwidth_sent_bytes_total{direction=egress,network=net}"] }
+	before := sent()
 	kerneltest.Must(t, pod.Do(func() error { return kerneltest.Flood("eth0", 3) }))
-	if got := l.scrape()["bandwidth_sent_bytes_total{direction=egress,network=net}"]; got < 3*1134 {
-		t.Errorf("%v bytes after 3 frames", got)
+	for end := time.Now().Add(time.Minute); sent() < before+3*1134; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%v bytes after 3 frames, before %v", sent(), before)
+		}
 	}
 	l.callPlugins("DEL", pod, "a", nil)
 }
