@@ -165,7 +165,7 @@ func Clean(t testing.TB, pods ...*sandbox.Pod) {
 
 // leftOnPurpose matches what plugins keep forever: locks, network folders, and the files with the last assigned address.
 func leftOnPurpose() *regexp.Regexp {
-	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(masqueraded|(gateway|bridge|logged-found)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
+	return regexp.MustCompile(`^host: (file .*/(lock|.*\.lock|\.(iptables|masqueraded|(gateway|bridge|logged-found)-[^/]+)|last_reserved_ip\.\d+|podlace_boot)|folder /run/podlace/(\.localhost/)?[^/]+|folder /var/lib/cni/networks(/[^/]+){0,2})$`)
 }
 
 // StateDirs returns the folders in which plugins store records of attachments and leases of addresses.
