@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/vishvananda/netlink"
 
+	"github.com/podlace/podlace/integration/harness"
 	"github.com/podlace/podlace/integration/kerneltest"
 	"github.com/podlace/podlace/pkg/attachment"
 	"github.com/podlace/podlace/pkg/bandwidth"
@@ -247,11 +248,7 @@ func TestEgressSums(t *testing.T) {
 	sent := func() float64 { return l.scrape()["bandwidth_sent_bytes_total{direction=egress,network=net}"] }
 	before := sent()
 	kerneltest.Must(t, pod.Do(func() error { return kerneltest.Flood("eth0", 3) }))
-	for end := time.Now().Add(time.Minute); sent() < before+3*1134; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%v bytes after 3 frames, before %v", sent(), before)
-		}
-	}
+	harness.Await(t, "the bytes of 3 frames", func() bool { return sent() >= before+3*1134 })
 	l.callPlugins("DEL", pod, "a", nil)
 }
 
